@@ -1,0 +1,659 @@
+"""Families of transformations, T_theta = M_theta B: the base class, and the homogeneous families.
+
+See ``coordinates`` for the conventions (theta maps output to input coordinates). The families through
+control points are in ``control_points``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .coordinates import Size, axes, lattice, pixel_axes, ratio, span, to_normalised
+
+# Finite thetas beyond this are held here: powers and sums of a few of them stay finite in float32.
+HUGE = 1e18
+
+# A projective w closer to zero than this is on the horizon, where nothing is seen and no gradient flows.
+HORIZON = 1e-12
+
+
+class Family(nn.Module):
+    """A set of transformations with parameters theta, ``[..., num_params]``.
+
+    To write one's own, give ``dims`` and the identity's numbers to ``__init__``, and define one of
+
+    - ``matrix(theta)``, for what a matrix does to homogeneous coordinates: ``[..., dims, dims + 1]``, or
+      ``[..., dims + 1, dims + 1]`` for a projective one;
+    - ``points(theta, points)``, for anything else: target points ``[..., n, dims]`` to source points, in
+      normalised coordinates.
+
+    Everything else (grids, boxes, warps, anti-aliasing, modules, export) follows from that:
+
+    >>> class Shear(Family):
+    ...     def __init__(self):
+    ...         super().__init__(dims=2, identity=[0.0], names=["shear"])
+    ...     def matrix(self, theta):
+    ...         shear = self.full(theta)[..., 0]
+    ...         zero, one = torch.zeros_like(shear), torch.ones_like(shear)
+    ...         return torch.stack([one, shear, zero, zero, one, zero], -1).unflatten(-1, (2, 3))
+    >>> Shear().box(torch.tensor([0.5]))
+    tensor([[-1.5000, -1.0000],
+            [ 0.5000, -1.0000],
+            [ 1.5000,  1.0000],
+            [-0.5000,  1.0000]])
+
+    Parameters
+    ----------
+    dims: 2 or 3.
+    identity: the numbers of theta that leave an image as it is.
+    names: a name for each of them, by which it can be pinned.
+    pinned: name -> value of the numbers that are fixed, and so are not part of theta.
+    """
+
+    homogeneous: bool  # whether matrix() acts on homogeneous coordinates and says everything
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.homogeneous = cls.points is Family.points
+
+    def __init__(
+        self,
+        *,
+        dims: int,
+        identity: Sequence[float],
+        names: Sequence[str] = (),
+        pinned: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__()
+        if dims not in (2, 3):
+            raise ValueError(f"dims must be 2 or 3, got {dims!r}")
+        names = tuple(names) or tuple(f"theta_{i}" for i in range(len(identity)))
+        if len(names) != len(identity):
+            raise ValueError(f"names must have one name for each of the {len(identity)} numbers of identity")
+        pinned = {name: value for name, value in (pinned or {}).items() if value is not None}
+        for name, value in pinned.items():
+            if name not in names:
+                raise TypeError(
+                    f"{type(self).__name__} has no parameter {name!r} to pin; it has {', '.join(names)}"
+                )
+            if isinstance(value, Tensor) or not isinstance(value, (int, float)):
+                raise TypeError(f"{name} must be a number to be pinned, got {value!r}")
+        self.dims = dims
+        self.names = names
+        self.pinned = {name: float(value) for name, value in pinned.items()}
+        self._identity = tuple(float(number) for number in identity)
+
+    @property
+    def num_params(self) -> int:
+        """How many numbers theta has: those that are not pinned."""
+        return len(self.names) - len(self.pinned)
+
+    def extra_repr(self) -> str:
+        fixed = [f"{name}={value:g}" for name, value in self.pinned.items()]
+        return ", ".join([f"dims={self.dims}", f"num_params={self.num_params}", *fixed])
+
+    # theta
+
+    def identity(
+        self, *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+    ) -> Tensor:
+        """The theta that leaves an image as it is (as far as the pinned numbers let it). [num_params]"""
+        return self.free(torch.tensor(self._identity, dtype=dtype, device=device))
+
+    def full(self, theta: Tensor) -> Tensor:
+        """theta with the pinned numbers put in. [..., num_params] -> [..., len(names)]"""
+        if not self.pinned:
+            return theta
+        numbers = iter(theta.unbind(-1))
+        return torch.stack(
+            [
+                theta.new_full(theta.shape[:-1], self.pinned[name]) if name in self.pinned else next(numbers)
+                for name in self.names
+            ],
+            dim=-1,
+        )
+
+    def free(self, full: Tensor) -> Tensor:
+        """The numbers that are not pinned. [..., len(names)] -> [..., num_params]"""
+        if not self.pinned:
+            return full
+        kept = [number for number, name in zip(full.unbind(-1), self.names, strict=True) if name not in self.pinned]
+        return torch.stack(kept, dim=-1) if kept else full[..., :0]
+
+    # T_theta = M_theta B
+
+    def matrix(self, theta: Tensor) -> Tensor:
+        """M_theta. [..., dims, dims + 1], or [..., dims + 1, dims + 1] where it divides by w"""
+        raise NotImplementedError(f"{type(self).__name__} defines neither matrix() nor points()")
+
+    def basis(self, size: Size, align_corners: bool = False, *, dtype: torch.dtype = torch.float32) -> Tensor:
+        """B: the target grid in homogeneous coordinates, row after row. [dims + 1, points]"""
+        if not self.homogeneous:
+            raise NotImplementedError(f"{type(self).__name__} is not of the form M_theta B")
+        flat = lattice(size, align_corners, dtype=dtype).reshape(-1, self.dims)
+        return torch.cat([flat, torch.ones_like(flat[:, :1])], dim=1).T
+
+    def grid(self, theta: Tensor, size: Size, align_corners: bool = False) -> Tensor:
+        """The sampling grid T_theta(G), in normalised source coordinates. [..., *size, dims]
+
+        >>> Affine().grid(torch.tensor([[1.0, 0, 0, 0, 1, 0]]), size=(1, 2))
+        tensor([[[[-0.5000,  0.0000],
+                  [ 0.5000,  0.0000]]]])
+        """
+        theta = at_least_float32(theta)
+        if self.homogeneous:
+            return torch.stack(homogeneous_grid(self.matrix(theta), size, align_corners), dim=-1)
+        target = lattice(size, align_corners, dtype=theta.dtype, device=theta.device)
+        return self.points(theta, target.reshape(-1, self.dims)).unflatten(-2, tuple(size))
+
+    def points(self, theta: Tensor, points: Tensor) -> Tensor:
+        """Target points to source points, in normalised coordinates. [..., n, dims] -> [..., n, dims]"""
+        theta = at_least_float32(theta)
+        matrix = self.matrix(theta)
+        rows = homogeneous_rows(matrix, points.to(theta.dtype).unbind(-1), trailing=1)
+        return torch.stack(divided(rows, self.dims), dim=-1)
+
+    def box(self, theta: Tensor) -> Tensor:
+        """The source region that the output looks at, as the corners of its outline. [..., 2**dims, dims]
+
+        In 2D the corners go round; in 3D x changes fastest.
+        """
+        if self.dims == 2:
+            corners = [(-1, -1), (1, -1), (1, 1), (-1, 1)]
+        else:
+            corners = [c[::-1] for c in itertools.product((-1, 1), repeat=3)]
+        theta = at_least_float32(theta)
+        return self.points(theta, torch.tensor(corners, dtype=theta.dtype, device=theta.device))
+
+    # Closed families
+
+    def from_matrix(self, matrix: Tensor) -> Tensor:
+        """The numbers (before pinning) of a member given as a square matrix. [..., len(names)]"""
+        raise NotImplementedError(f"{type(self).__name__} is not closed: it has no inverse() and compose()")
+
+    def inverse(self, theta: Tensor) -> Tensor:
+        """The theta that undoes theta: NaN where there is none. [..., num_params]"""
+        self._need_unpinned("inverse")
+        return self.from_matrix(inverted(square(self.matrix(at_least_float32(theta)))))
+
+    def compose(self, first: Tensor, then: Tensor) -> Tensor:
+        """The one theta that does both: ``warp(U, compose(first, then)) == warp(warp(U, first), then)``."""
+        self._need_unpinned("compose")
+        outer, inner = square(self.matrix(at_least_float32(first))), square(self.matrix(at_least_float32(then)))
+        return self.from_matrix(precise_product(outer, inner))
+
+    def crop(self, centre: Sequence[float], scale: Sequence[float]) -> Tensor:
+        """The theta that looks at a box, as nearly as the family can. float32 [num_params]
+
+        ``centre`` and ``scale`` are one number for each of x, y (, z), in normalised coordinates;
+        ``scale`` 1 is the whole image.
+        """
+        matrix = torch.diag(torch.tensor([*scale, 1.0], dtype=torch.float32))
+        matrix[:-1, -1] = torch.tensor(centre, dtype=torch.float32)
+        return self.free(self.from_matrix(matrix))
+
+    def _need_unpinned(self, method: str) -> None:
+        if self.pinned:
+            raise ValueError(
+                f"{method}() needs a family without pinned numbers: {type(self).__name__} with "
+                f"{', '.join(self.pinned)} fixed is not closed"
+            )
+
+    # What lies in the image, mapped along with it
+
+    def map_points(self, theta: Tensor, points: Tensor) -> Tensor:
+        """Source points to where they appear in the output: the inverse of ``points``. [..., n, dims]
+
+        In normalised coordinates (see ``coordinates.to_normalised``). NaN where a point appears nowhere.
+        """
+        theta = at_least_float32(theta)
+        if not self.homogeneous:
+            precise = theta.to(torch.float64)
+            return solved(
+                lambda target: self.points(precise, target), points.to(precise.dtype), lead=theta.shape[:-1]
+            ).to(theta.dtype)
+        points = points.to(theta.dtype)
+        rows = homogeneous_rows(inverted(square(self.matrix(theta))), points.unbind(-1), trailing=1)
+        return torch.stack(divided(rows, self.dims), dim=-1)
+
+    def map_boxes(self, theta: Tensor, boxes: Tensor) -> Tensor:
+        """Source boxes to the upright boxes around where they appear. [..., n, 2 * dims] -> the same
+
+        A box is its least and its greatest corner, (x0, y0, x1, y1) or (x0, y0, z0, x1, y1, z1), in
+        normalised coordinates.
+        """
+        low_high = boxes.unflatten(-1, (2, self.dims))  # [..., n, 2, dims]
+        corners = torch.stack(
+            [
+                torch.stack([low_high[..., pick, axis] for axis, pick in enumerate(choice)], dim=-1)
+                for choice in itertools.product((0, 1), repeat=self.dims)
+            ],
+            dim=-2,
+        )  # [..., n, 2**dims, dims]
+        count = corners.shape[-2]
+        found = self.map_points(theta, corners.flatten(-3, -2)).unflatten(-2, (-1, count))
+        return torch.cat([found.amin(-2), found.amax(-2)], dim=-1)
+
+    # What the implementations ask for
+
+    def pixels(self, theta: Tensor, in_size: Size, out_size: Size, align_corners: bool) -> list[Tensor]:
+        """Source pixel coordinates of every output pixel, along x, y (, z). Each [..., *out_size]"""
+        if not self.homogeneous:
+            return pixel_axes(self.grid(theta, out_size, align_corners).unbind(-1), in_size, align_corners)
+        along = axes(out_size, None, dtype=theta.dtype, device=theta.device)
+        factors = pixel_factors(in_size, out_size, align_corners)
+        rows = homogeneous_rows(self.matrix(theta), along, trailing=self.dims, factors=factors)
+        middle = [(length - 1) / 2 for length in reversed(in_size)]
+        return [value + middle[a] for a, value in enumerate(divided(rows, self.dims))]
+
+    def jacobian(
+        self, theta: Tensor, in_size: Size, out_size: Size, align_corners: bool
+    ) -> list[list[Tensor]]:
+        """Source pixels per output pixel, ``[source axis][target axis]``, each broadcasting to [..., *out_size]."""
+        if not self.homogeneous:
+            return self._half_pixel_differences(theta, in_size, out_size, align_corners)
+        matrix, dims = self.matrix(theta), self.dims
+        factors = pixel_factors(in_size, out_size, align_corners)
+
+        def entry(a: int, b: int) -> Tensor:
+            return (matrix[..., a, b] * factors[a][b]).reshape(*matrix.shape[:-2], *[1] * dims)
+
+        if matrix.shape[-2] == dims:
+            return [[entry(a, b) for b in range(dims)] for a in range(dims)]
+        # d(p / w) = (dp - (p / w) dw) / w
+        along = axes(out_size, None, dtype=theta.dtype, device=theta.device)
+        rows = homogeneous_rows(matrix, along, trailing=dims, factors=factors)
+        seen = visible(rows, dims)
+        safe_w = torch.where(seen, rows[dims], 1.0)
+        return [
+            [
+                torch.where(seen, entry(a, b) - torch.where(seen, rows[a], 0.0) / safe_w * entry(dims, b), 0.0) / safe_w
+                for b in range(dims)
+            ]
+            for a in range(dims)
+        ]
+
+    def _half_pixel_differences(
+        self, theta: Tensor, in_size: Size, out_size: Size, align_corners: bool
+    ) -> list[list[Tensor]]:
+        """What lies between the middles of an output pixel's opposite sides."""
+        target = lattice(out_size, align_corners, dtype=theta.dtype, device=theta.device).reshape(-1, self.dims)
+        columns = []
+        for step in half_pixel_steps(out_size, align_corners, like=target):
+            between = self.points(theta, target + step) - self.points(theta, target - step)
+            columns.append(between.unflatten(-2, tuple(out_size)).unbind(-1))
+        return [
+            [column[a] * (span(length, align_corners) / 2) for column in columns]
+            for a, length in enumerate(reversed(in_size))
+        ]
+
+
+class Translation(Family):
+    """Shifts. theta is (x, y) or (x, y, z); each can be pinned.
+
+    >>> Translation().matrix(torch.tensor([0.5, 0.0]))
+    tensor([[1.0000, 0.0000, 0.5000],
+            [0.0000, 1.0000, 0.0000]])
+    """
+
+    def __init__(self, dims: int = 2, **pinned: float) -> None:
+        super().__init__(dims=dims, identity=[0.0] * dims, names="xyz"[:dims], pinned=pinned)
+
+    def matrix(self, theta: Tensor) -> Tensor:
+        shift = self.full(theta)
+        return scaled_and_shifted(torch.ones_like(shift[..., 0]), shift)
+
+    def from_matrix(self, matrix: Tensor) -> Tensor:
+        return matrix[..., : self.dims, -1]
+
+
+class Attention(Family):
+    """Crops, the paper's equation 2. theta is (scale, x, y) or (scale, x, y, z); each can be pinned.
+
+    ``Attention(scale=0.5)`` has theta (x, y): the windows of half the image's size of the bird experiments.
+    """
+
+    def __init__(self, dims: int = 2, **pinned: float) -> None:
+        super().__init__(
+            dims=dims, identity=[1.0] + [0.0] * dims, names=("scale", *"xyz"[:dims]), pinned=pinned
+        )
+
+    def matrix(self, theta: Tensor) -> Tensor:
+        theta = self.full(theta)
+        return scaled_and_shifted(theta[..., 0], theta[..., 1:])
+
+    def from_matrix(self, matrix: Tensor) -> Tensor:
+        scale = matrix[..., : self.dims, : self.dims].diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
+        return torch.cat([scale, matrix[..., : self.dims, -1]], dim=-1)
+
+
+class Similarity(Family):
+    """Rotation, one scale, shift: polynomial in theta, so without singularities and wrapped angles.
+
+    2D: theta is (a, b, x, y) for ``[[a, -b], [b, a]]``, a scale of hypot(a, b) and a rotation of
+    atan2(b, a). 3D: theta is (qw, qx, qy, qz, x, y, z); the quaternion need not be normalised, its
+    squared norm is the scale.
+    """
+
+    def __init__(self, dims: int = 2, **pinned: float) -> None:
+        turn = ("a", "b") if dims == 2 else ("qw", "qx", "qy", "qz")
+        identity = [1.0] + [0.0] * (len(turn) - 1 + dims)
+        super().__init__(dims=dims, identity=identity, names=(*turn, *"xyz"[:dims]), pinned=pinned)
+
+    def matrix(self, theta: Tensor) -> Tensor:
+        theta = self.full(theta)
+        if self.dims == 2:
+            a, b, x, y = theta.unbind(-1)
+            return torch.stack([a, -b, x, b, a, y], dim=-1).unflatten(-1, (2, 3))
+        w, i, j, k, x, y, z = theta.unbind(-1)
+        entries = [
+            w * w + i * i - j * j - k * k, 2 * (i * j - w * k), 2 * (i * k + w * j), x,
+            2 * (i * j + w * k), w * w - i * i + j * j - k * k, 2 * (j * k - w * i), y,
+            2 * (i * k - w * j), 2 * (j * k + w * i), w * w - i * i - j * j + k * k, z,
+        ]  # fmt: skip
+        return torch.stack(entries, dim=-1).unflatten(-1, (3, 4))
+
+    def from_matrix(self, matrix: Tensor) -> Tensor:
+        shift = matrix[..., : self.dims, -1]
+        if self.dims == 2:
+            return torch.cat([matrix[..., :2, 0], shift], dim=-1)
+        return torch.cat([scaled_quaternion(matrix[..., :3, :3]), shift], dim=-1)
+
+    def inverse(self, theta: Tensor) -> Tensor:
+        if self.dims == 2:
+            return super().inverse(theta)
+        self._need_unpinned("inverse")
+        theta = at_least_float32(theta)
+        turn, shift = theta[..., :4], theta[..., 4:]
+        norm = turn.square().sum(-1, keepdim=True)
+        back = torch.where(norm > 0, turn * turn.new_tensor([1, -1, -1, -1]) / norm, torch.nan)
+        zero = torch.zeros_like(shift)
+        linear = self.matrix(torch.cat([back, zero], dim=-1))[..., :3]
+        return torch.cat([back, -(linear * shift[..., None, :]).sum(-1)], dim=-1)
+
+    def compose(self, first: Tensor, then: Tensor) -> Tensor:
+        if self.dims == 2:
+            return super().compose(first, then)
+        self._need_unpinned("compose")
+        first, then = torch.broadcast_tensors(at_least_float32(first), at_least_float32(then))
+        linear = self.matrix(first)[..., :3]
+        shift = first[..., 4:] + (linear * then[..., None, 4:]).sum(-1)
+        return torch.cat([quaternion_product(first[..., :4], then[..., :4]), shift], dim=-1)
+
+
+class _PixelMatrices(Family):
+    """What ``Affine`` and ``Projective`` share: matrices on pixels, as OpenCV takes them."""
+
+    def from_opencv(
+        self, matrix: Tensor | Any, in_size: Size, out_size: Size, *, align_corners: bool = False
+    ) -> Tensor:
+        """The theta that warps as ``cv2.warpAffine`` / ``warpPerspective`` do with ``matrix``.
+
+        OpenCV's matrices map *source to target pixels*; ours pull, in normalised coordinates. Give a
+        matrix made for ``cv2.WARP_INVERSE_MAP`` inverted. ``matrix``: [..., 2, 3] for ``Affine``,
+        [..., 3, 3] for ``Projective`` (3D: one more), a tensor or an array. [..., num_params]
+        """
+        self._need_unpinned("from_opencv")
+        given = torch.as_tensor(matrix)
+        expected = self.matrix(self.identity()).shape
+        if given.ndim < 2 or given.shape[-2:] != expected:
+            raise ValueError(
+                f"matrix must be [..., {expected[0]}, {expected[1]}] for {type(self).__name__}, "
+                f"got {list(given.shape)}"
+            )
+        given = given if given.is_floating_point() else given.to(torch.float64)
+        push = square(given.to(torch.float64))
+        pull = inverted(push)
+        to_source = frame(in_size, align_corners).to(pull).inverse()
+        theta = self.from_matrix(to_source @ pull @ frame(out_size, align_corners).to(pull))
+        return theta.to(torch.promote_types(given.dtype, torch.float32))
+
+    def to_opencv(
+        self, theta: Tensor, in_size: Size, out_size: Size, *, align_corners: bool = False
+    ) -> Tensor:
+        """The matrix for ``cv2.warpAffine`` / ``warpPerspective`` that warps as theta does. float64"""
+        pull = square(self.matrix(theta.to(torch.float64)))
+        from_source = frame(in_size, align_corners).to(pull)
+        push = inverted(from_source @ pull @ frame(out_size, align_corners).to(pull).inverse())
+        rows = self.matrix(self.identity()).shape[0]
+        return push[..., :rows, :]
+
+
+class Affine(_PixelMatrices):
+    """The paper's equation 1, row by row: theta_11 theta_12 theta_13 theta_21 ... in 2D and 3D.
+
+    >>> Affine().matrix(torch.tensor([1.0, 2, 3, 4, 5, 6]))
+    tensor([[1., 2., 3.],
+            [4., 5., 6.]])
+    """
+
+    def __init__(self, dims: int = 2, **pinned: float) -> None:
+        super().__init__(
+            dims=dims,
+            identity=[float(a == b) for a in range(dims) for b in range(dims + 1)],
+            names=[f"theta_{a}{b}" for a in range(1, dims + 1) for b in range(1, dims + 2)],
+            pinned=pinned,
+        )
+
+    def matrix(self, theta: Tensor) -> Tensor:
+        return self.full(theta).unflatten(-1, (self.dims, self.dims + 1))
+
+    def from_matrix(self, matrix: Tensor) -> Tensor:
+        return matrix[..., : self.dims, :].flatten(-2)
+
+
+class Projective(_PixelMatrices):
+    """Plane projective transformations (3D: of space): a square matrix, row by row, whose last number is 1."""
+
+    def __init__(self, dims: int = 2, **pinned: float) -> None:
+        side = dims + 1
+        super().__init__(
+            dims=dims,
+            identity=[float(a == b) for a in range(side) for b in range(side)][:-1],
+            names=[f"theta_{a}{b}" for a in range(1, side + 1) for b in range(1, side + 1)][:-1],
+            pinned=pinned,
+        )
+
+    def matrix(self, theta: Tensor) -> Tensor:
+        full = self.full(theta)
+        one = torch.ones_like(full[..., :1])
+        return torch.cat([full, one], dim=-1).unflatten(-1, (self.dims + 1, self.dims + 1))
+
+    def from_matrix(self, matrix: Tensor) -> Tensor:
+        return (matrix / matrix[..., -1:, -1:]).flatten(-2)[..., :-1]
+
+
+# Matrices on homogeneous coordinates
+
+
+def settle(theta: Tensor) -> tuple[Tensor, Tensor]:
+    """theta made finite, and which of them held a NaN: [..., P] -> [..., P], [...]
+
+    What is changed gets no gradient, so that no zero meets an infinity on the way back.
+    """
+    lost = theta.isnan()
+    return torch.where(lost, 0.0, theta.clamp(-HUGE, HUGE)), lost.any(-1)
+
+
+def at_least_float32(theta: Tensor) -> Tensor:
+    return theta.to(torch.promote_types(theta.dtype, torch.float32))
+
+
+def precise_product(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` in float64: float32 products may be rounded to TF32 or bfloat16 by global switches and autocast."""
+    if a.device.type == "mps":  # has no float64, and no such switch
+        return a @ b
+    return (a.to(torch.float64) @ b.to(torch.float64)).to(torch.promote_types(a.dtype, b.dtype))
+
+
+def homogeneous_rows(
+    matrix: Tensor,
+    along: Sequence[Tensor],
+    *,
+    trailing: int,
+    factors: Sequence[Sequence[float]] | None = None,
+) -> list[Tensor]:
+    """The rows of ``matrix @ (x, y, 1)``, with coordinates that broadcast over ``trailing`` axes.
+
+    ``factors`` multiply the entries. Elementwise, so exact where the entries are 0, 1 and -1, and out of
+    reach of the switches that make matrix products coarse.
+    """
+    lead = matrix.shape[:-2]
+
+    def entry(a: int, b: int) -> Tensor:
+        number = matrix[..., a, b]
+        if factors is not None and factors[a][b] != 1:
+            number = number * factors[a][b]
+        return number.reshape(*lead, *[1] * trailing)
+
+    rows = []
+    for a in range(matrix.shape[-2]):
+        value = entry(a, len(along))
+        for b in reversed(range(len(along))):  # x last: only that sum runs over the whole grid
+            value = value + entry(a, b) * along[b]
+        rows.append(value)
+    return rows
+
+
+def homogeneous_grid(matrix: Tensor, size: Size, align_corners: bool) -> list[Tensor]:
+    """Normalised source coordinates along x, y (, z) of a matrix's sampling grid. Each [..., *size]"""
+    along = axes(size, align_corners, dtype=matrix.dtype, device=matrix.device)
+    return divided(homogeneous_rows(matrix, along, trailing=len(size)), len(size))
+
+
+def visible(rows: Sequence[Tensor], dims: int) -> Tensor:
+    """Where w is away from zero and all is finite."""
+    w = rows[dims].abs()
+    seen = (w > HORIZON) & (w < torch.inf)
+    for value in rows[:dims]:
+        seen = seen & (value.abs() < torch.inf)
+    return seen
+
+
+def divided(rows: Sequence[Tensor], dims: int) -> list[Tensor]:
+    """Coordinates from rows: divided by w where there is one, NaN (without gradient) on the horizon."""
+    if len(rows) == dims:
+        return list(rows)
+    seen = visible(rows, dims)
+    safe_w = torch.where(seen, rows[dims], 1.0)
+    return [
+        torch.where(seen, torch.where(seen, value, 0.0) / safe_w, torch.nan) for value in rows[:dims]
+    ]
+
+
+def pixel_factors(in_size: Size, out_size: Size, align_corners: bool) -> list[list[float]]:
+    """What turns a normalised matrix's entries into those that map centred pixels to centred pixels."""
+    spans_in = [span(n, align_corners) for n in reversed(in_size)]
+    spans_out = [span(n, align_corners) for n in reversed(out_size)]
+    rows = [[*(ratio(s, t) for t in spans_out), s / 2] for s in spans_in]
+    return [*rows, [*(ratio(2.0, t) for t in spans_out), 1.0]]
+
+
+def half_pixel_steps(size: Size, align_corners: bool, *, like: Tensor) -> list[Tensor]:
+    """From a pixel's centre to the middle of its side, along x, y (, z), normalised. [dims] each"""
+    dims = len(size)
+    steps = []
+    for axis, length in enumerate(reversed(size)):
+        step = torch.zeros(dims, dtype=like.dtype, device=like.device)
+        step[axis] = ratio(1.0, span(length, align_corners))
+        steps.append(step)
+    return steps
+
+
+def scaled_and_shifted(scale: Tensor, shift: Tensor) -> Tensor:
+    """``[scale * I | shift]``: [...], [..., dims] -> [..., dims, dims + 1]"""
+    dims = shift.shape[-1]
+    zero = torch.zeros_like(scale)
+    rows = [
+        torch.stack([*(scale if a == b else zero for b in range(dims)), shift[..., a]], dim=-1)
+        for a in range(dims)
+    ]
+    return torch.stack(rows, dim=-2)
+
+
+def square(matrix: Tensor) -> Tensor:
+    """With the last row (0, ..., 0, 1) where a matrix has none. [..., dims + 1, dims + 1]"""
+    if matrix.shape[-2] == matrix.shape[-1]:
+        return matrix
+    bottom = torch.zeros_like(matrix[..., :1, :])
+    bottom[..., -1] = 1.0
+    return torch.cat([matrix, bottom], dim=-2)
+
+
+def inverted(matrix: Tensor) -> Tensor:
+    """Inverses, computed in float64; NaN for those that have none, and no harm to the others."""
+    finite = matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+    eye = torch.eye(matrix.shape[-1], dtype=torch.float64, device=matrix.device)
+    inverse, info = torch.linalg.inv_ex(torch.where(finite, matrix.to(torch.float64), eye))
+    good = finite & (info == 0)[..., None, None]
+    return torch.where(good, inverse, torch.nan).to(matrix.dtype)
+
+
+def frame(size: Size, align_corners: bool) -> Tensor:
+    """The matrix from normalised to pixel coordinates. float64 [dims + 1, dims + 1]"""
+    spans = [span(n, align_corners) for n in reversed(size)]
+    if 0 in spans:
+        raise ValueError(f"size {tuple(size)} has an axis without extent under align_corners=True")
+    matrix = torch.diag(torch.tensor([*(s / 2 for s in spans), 1.0], dtype=torch.float64))
+    matrix[:-1, -1] = torch.tensor([(n - 1) / 2 for n in reversed(size)], dtype=torch.float64)
+    return matrix
+
+
+def quaternion_product(p: Tensor, q: Tensor) -> Tensor:
+    a, b, c, d = p.unbind(-1)
+    w, x, y, z = q.unbind(-1)
+    return torch.stack(
+        [
+            a * w - b * x - c * y - d * z,
+            a * x + b * w + c * z - d * y,
+            a * y - b * z + c * w + d * x,
+            a * z + b * y - c * x + d * w,
+        ],
+        dim=-1,
+    )
+
+
+def scaled_quaternion(linear: Tensor) -> Tensor:
+    """The quaternion of a rotation times a scale, its squared norm the scale. [..., 3, 3] -> [..., 4]"""
+    m = linear
+    trace = m[..., 0, 0] + m[..., 1, 1] + m[..., 2, 2]
+    scale = m.square().sum((-2, -1)).div(3).sqrt()
+    rows = []  # row k is 4 q_k q: take the one with the largest q_k, which no cancellation has touched
+    diagonal = [trace, *(2 * m[..., k, k] - trace for k in range(3))]
+    twist = [m[..., 2, 1] - m[..., 1, 2], m[..., 0, 2] - m[..., 2, 0], m[..., 1, 0] - m[..., 0, 1]]
+    both = {(0, 1): m[..., 0, 1] + m[..., 1, 0], (0, 2): m[..., 0, 2] + m[..., 2, 0], (1, 2): m[..., 1, 2] + m[..., 2, 1]}
+    rows.append(torch.stack([scale + diagonal[0], *twist], dim=-1))
+    for k in range(3):
+        row = [twist[k]]
+        for other in range(3):
+            row.append(scale + diagonal[k + 1] if other == k else both[min(k, other), max(k, other)])
+        rows.append(torch.stack(row, dim=-1))
+    candidates = torch.stack(rows, dim=-2)  # [..., 4, 4]
+    best = torch.stack(diagonal, dim=-1).argmax(-1)
+    picked = torch.take_along_dim(candidates, best[..., None, None], dim=-2).squeeze(-2)
+    length = picked.square().sum(-1, keepdim=True).sqrt()
+    return picked / length * scale[..., None].sqrt()
+
+
+def solved(
+    forward: Callable[[Tensor], Tensor], wanted: Tensor, *, lead: Sequence[int], steps: int = 30
+) -> Tensor:
+    """x with ``forward(x) == wanted`` by Newton's method, NaN where it does not settle. float64 [..., n, dims]"""
+    dims, reach = wanted.shape[-1], 1e-6
+    found = wanted.expand(*torch.broadcast_shapes(tuple(lead), wanted.shape[:-2]), *wanted.shape[-2:])
+    for _ in range(steps):
+        columns = []
+        for axis in range(dims):
+            step = torch.zeros(dims, dtype=wanted.dtype, device=wanted.device)
+            step[axis] = reach
+            columns.append((forward(found + step) - forward(found - step)) / (2 * reach))
+        slope = torch.stack(columns, dim=-1)
+        move = (inverted(slope) @ (wanted - forward(found))[..., None]).squeeze(-1)
+        found = found + move.nan_to_num(0.0).clamp(-0.5, 0.5)  # a full step may leave the image
+    missed = ~((forward(found) - wanted).abs().amax(-1, keepdim=True) < 1e-9)
+    return torch.where(missed, torch.nan, found)

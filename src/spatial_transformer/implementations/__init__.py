@@ -1,0 +1,47 @@
+"""The implementations by name, and which one a call takes."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..kernels import Reading
+from . import reference, torch_native
+
+# In the order in which "auto" tries them.
+IMPLEMENTATIONS: dict[str, ModuleType | None] = {"fused": None, "torch": torch_native, "reference": reference}
+
+NO_FUSED = "the fused kernels are not part of this version"
+
+
+class Choice(NamedTuple):
+    name: str
+    reason: str
+    module: ModuleType
+
+
+def why_not(name: str, image: Tensor, reading: Reading) -> str | None:
+    """Why an implementation cannot run, or None where it can."""
+    module = IMPLEMENTATIONS[name]
+    if module is None:
+        return NO_FUSED
+    reason: str | None = module.why_not(image, reading)
+    return reason
+
+
+def choose(impl: str, image: Tensor, reading: Reading) -> Choice:
+    """The implementation for a call: the one named, or the first of them that can run, and why.
+
+    Raises ``RuntimeError`` with its reason where the one named cannot run.
+    """
+    passed_over = []
+    for name in IMPLEMENTATIONS if impl == "auto" else (impl,):
+        reason = why_not(name, image, reading)
+        if reason is None:
+            module = IMPLEMENTATIONS[name]
+            assert module is not None
+            return Choice(name, "; ".join(passed_over) or "as asked", module)
+        passed_over.append(f"not {name}: {reason}")
+    raise RuntimeError(f'impl="{impl}" cannot run here: {passed_over[-1].split(": ", 1)[1]}')

@@ -1,0 +1,127 @@
+"""On ``F.grid_sample`` where that is right, and on the reference's plain tensor code where it is not.
+
+What ``grid_sample`` gets wrong and how it is kept from it:
+
+- A half-precision image or grid (wrong, and out of bounds on the CPU): it only ever sees float32 and float64.
+- NaN and infinite coordinates (NaN outputs, crashes): made finite before.
+- The identity in float32: no normalised grid makes it exact, and samples that fall a rounding to the left
+  of their pixel take the slope of the wrong side. The grid leans up by a few roundings, so that all fall to
+  the right.
+- ``nearest`` rounds halves to even; forward mode, ``torch.func``, constant and circular padding, bicubic in
+  3D, and anti-aliasing do not exist: plain tensor code.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..coordinates import Size
+from ..families import Family, homogeneous_grid, settle
+from ..kernels import Reading
+from ..modes import function_transform
+from . import reference
+from .reference import arranged, compute_dtype
+
+# In units of the dtype's epsilon: more than grid_sample's own rounding of a coordinate in [-1, 1].
+LEAN = 4.0
+
+# Normalised coordinates beyond this are far outside, and their pixels still fit grid_sample's 32-bit integers.
+FAR = 1e6
+
+
+def why_not(image: Tensor, reading: Reading) -> str | None:
+    """A sentence that says why this implementation cannot run, or None."""
+    return None
+
+
+def why_plain(image: Tensor, reading: Reading) -> str | None:
+    """A sentence that says why ``F.grid_sample`` cannot do this, or None where it can."""
+    dims, kernel = image.ndim - 2, reading.kernel_name
+    if reading.antialias:
+        return "grid_sample has no anti-aliasing"
+    if kernel == "nearest":
+        return "grid_sample rounds halves to even, the paper's equation 4 rounds them up"
+    if kernel == "Kernel":
+        return "grid_sample takes no kernel of one's own"
+    if kernel == "bicubic" and dims == 3:
+        return "grid_sample has no bicubic kernel in 3D"
+    if reading.padding in ("circular", "fill"):
+        return f"grid_sample has no {'constant' if reading.padding == 'fill' else 'circular'} padding"
+    if function_transform():
+        return "grid_sample has no forward mode and no complete torch.func support"
+    if 0 in image.shape:
+        return "the batch is empty"
+    return None
+
+
+def warp(image: Tensor, theta: Tensor, family: Family, size: Size, reading: Reading) -> Tensor:
+    """[N, C, *in], [N, T, P] -> [N, T, C, *size]"""
+    if why_plain(image, reading) is not None:
+        return reference.warp(image, theta, family, size, reading)
+    theta, lost = settle(theta.to(compute_dtype(image, theta)))
+    lean = LEAN * torch.finfo(theta.dtype).eps
+    elsewhere = nowhere(reading)
+    if family.homogeneous:
+        matrix = leaned(family.matrix(theta), family.dims, lean)
+        # A constant matrix instead of a pass over the grid for what came of a NaN.
+        matrix = torch.where(lost[..., None, None], constant_matrix(matrix, elsewhere), matrix)
+        along = homogeneous_grid(matrix, size, reading.align_corners)
+        if matrix.shape[-2] > family.dims:  # division by w can give anything
+            along = [tame(position, elsewhere) for position in along]
+        grid = torch.stack(along, dim=-1)
+    else:
+        grid = tame(family.grid(theta, size, reading.align_corners) + lean, elsewhere)
+        grid = torch.where(lost.reshape(*lost.shape, *[1] * (family.dims + 1)), elsewhere, grid)
+    return arranged(native(image.to(theta.dtype), grid, reading), image)
+
+
+def sample(image: Tensor, grid: Tensor, reading: Reading) -> Tensor:
+    """[N, C, *in], [N, T, *out, dims] -> [N, T, C, *out]"""
+    if why_plain(image, reading) is not None:
+        return reference.sample(image, grid, reading)
+    grid = grid.to(compute_dtype(image, grid))
+    lean = LEAN * torch.finfo(grid.dtype).eps
+    return arranged(native(image.to(grid.dtype), tame(grid + lean, nowhere(reading)), reading), image)
+
+
+def native(image: Tensor, grid: Tensor, reading: Reading) -> Tensor:
+    """``F.grid_sample`` for T grids an image, laid one below the other: the image is never repeated."""
+    copies, first = grid.shape[1], grid.shape[2]
+    result = F.grid_sample(
+        image,
+        grid.flatten(1, 2),
+        mode=reading.kernel_name,
+        padding_mode=reading.padding,
+        align_corners=reading.align_corners,
+    )  # [N, C, T * first, ...]
+    return result.unflatten(2, (copies, first))
+
+
+def nowhere(reading: Reading) -> float:
+    """What a NaN coordinate becomes: outside under zeros, the edge next to pixel 0 under the other paddings."""
+    return -FAR if reading.padding == "zeros" else -1.0
+
+
+def tame(position: Tensor, nan: float) -> Tensor:
+    """Finite coordinates; those that were not get no gradient."""
+    return torch.where(position.isnan(), nan, position.clamp(-FAR, FAR))
+
+
+def leaned(matrix: Tensor, dims: int, lean: float) -> Tensor:
+    """The matrix followed by a shift of every coordinate by ``lean``: no pass over the grid."""
+    if matrix.shape[-2] == dims:
+        return torch.cat([matrix[..., :-1], matrix[..., -1:] + lean], dim=-1)
+    return torch.cat([matrix[..., :dims, :] + lean * matrix[..., dims:, :], matrix[..., dims:, :]], dim=-2)
+
+
+def constant_matrix(like: Tensor, value: float) -> Tensor:
+    """The matrix that maps every point to (value, ..., value)."""
+    row = torch.zeros_like(like[..., :1, :])
+    row[..., -1] = value
+    if like.shape[-2] == like.shape[-1]:  # projective: w stays 1
+        last = torch.zeros_like(row)
+        last[..., -1] = 1.0
+        return torch.cat([row.expand(*[-1] * (row.ndim - 2), like.shape[-2] - 1, -1), last], dim=-2)
+    return row.expand_as(like)

@@ -1,0 +1,184 @@
+"""Localisation networks: ``Head``, which makes theta, and two networks to put under it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .coordinates import Size
+from .families import Family
+
+CONVOLUTIONS = {2: nn.Conv2d, 3: nn.Conv3d}
+MAX_POOLS = {2: nn.MaxPool2d, 3: nn.MaxPool3d}
+AVERAGE_POOLS = {2: nn.AvgPool2d, 3: nn.AvgPool3d}
+
+
+class Head(nn.Module):
+    """Features to theta: the final regression layer, started where ``start`` says, whatever the features.
+
+    [N, in_features] -> [N, P], or [N, copies, P] for several copies. Its weights start at zero and its bias
+    at theta, as the paper does ("zero weights, identity transform bias"). It computes in float32 at least,
+    whatever autocast says: a bfloat16 theta is several pixels coarse.
+
+    start: "identity"; "tile", crops that tile the image, one for each of several copies (their family
+    must be able to crop); or a tensor [P] or [copies, P].
+    """
+
+    def __init__(
+        self, in_features: int, family: Family, *, copies: int = 1, start: str | Tensor = "identity"
+    ) -> None:
+        super().__init__()
+        if copies < 1:
+            raise ValueError(f"copies must be at least 1, got {copies}")
+        if family.num_params < 1:
+            raise ValueError("family must have a number that is not pinned: there is nothing to learn")
+        self.in_features, self.copies, self.num_params = in_features, copies, family.num_params
+        self.weight = nn.Parameter(torch.empty(copies * family.num_params, in_features))
+        self.bias = nn.Parameter(torch.empty(copies * family.num_params))
+        if isinstance(start, Tensor):
+            first = start
+        elif start == "identity":
+            first = family.identity()
+        elif start == "tile":
+            first = torch.stack([family.crop(centre, scale) for centre, scale in tiles(copies, family.dims)])
+        else:
+            raise ValueError(f'start must be "identity", "tile" or a tensor, got {start!r}')
+        if first.shape not in ((family.num_params,), (copies, family.num_params)):
+            raise ValueError(
+                f"start must be [{family.num_params}] or [{copies}, {family.num_params}], got {list(first.shape)}"
+            )
+        self._start = first.detach().to(torch.float32).expand(copies, -1).flatten().tolist()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Back to the start."""
+        with torch.no_grad():
+            self.weight.zero_()
+            self.bias.copy_(torch.tensor(self._start, dtype=self.bias.dtype))
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, copies={self.copies}, num_params={self.num_params}"
+
+    def forward(self, features: Tensor) -> Tensor:
+        dtype = torch.promote_types(features.dtype, torch.float32)
+        with torch.autocast(features.device.type, enabled=False):
+            theta = F.linear(features.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
+        return theta if self.copies == 1 else theta.unflatten(-1, (self.copies, self.num_params))
+
+
+class DenseLocaliser(nn.Module):
+    """Fully connected layers with rectifiers: [N, in_channels, *in_size] -> [N, hidden[-1]].
+
+    The paper's for ST-FCN on MNIST is the default; for SVHN's ST-CNN Multi it is ``hidden=(32, 32)``.
+    """
+
+    def __init__(self, in_channels: int, in_size: Size, *, hidden: Sequence[int] = (32, 32, 32)) -> None:
+        super().__init__()
+        if not hidden:
+            raise ValueError("hidden must name at least one layer")
+        self.layers = nn.Sequential(nn.Flatten(), *dense(in_channels * math.prod(in_size), hidden))
+        self.out_features = hidden[-1]
+
+    def forward(self, image: Tensor) -> Tensor:
+        features: Tensor = self.layers(image)
+        return features
+
+
+class ConvLocaliser(nn.Module):
+    """Convolutions, then fully connected layers, with rectifiers: [N, in_channels, *in_size] -> [N, hidden[-1]].
+
+    The default is the paper's for ST-CNN on MNIST: on the input halved, two 5x5 convolutions of 20 filters
+    with 2x2 max-pooling between them, and 20 units. Its others:
+
+    - SVHN, ST-CNN Single: ``channels=(32, 32), padding=2, hidden=(32, 32), downsample=1``;
+    - co-localisation: ``channels=(8,), kernel_size=9, stride=4, pool=(2,), hidden=(8, 8), downsample=1``.
+
+    Parameters
+    ----------
+    in_size: (H, W), or (D, H, W) for volumes.
+    channels: filters of each convolution.
+    pool: max-pooling *between* convolutions, or one number for each, after it (1 for none).
+    hidden: units of each fully connected layer.
+    downsample: average-pooling of the input.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        in_size: Size,
+        *,
+        channels: Sequence[int] = (20, 20),
+        kernel_size: int = 5,
+        stride: int = 1,
+        padding: int = 0,
+        pool: int | Sequence[int] = 2,
+        hidden: Sequence[int] = (20,),
+        downsample: int = 2,
+    ) -> None:
+        super().__init__()
+        dims = len(in_size)
+        if dims not in CONVOLUTIONS:
+            raise ValueError(f"in_size must be (H, W) or (D, H, W), got {in_size!r}")
+        if not hidden or not channels:
+            raise ValueError("channels and hidden must name at least one layer each")
+        pools = [*[pool] * (len(channels) - 1), 1] if isinstance(pool, int) else list(pool)
+        if len(pools) != len(channels):
+            raise ValueError(f"pool must have one number for each of {len(channels)} convolutions, got {pool!r}")
+        layers: list[nn.Module] = [AVERAGE_POOLS[dims](downsample)] if downsample > 1 else []
+        extent, width = [n // downsample for n in in_size], in_channels
+        for filters, window in zip(channels, pools, strict=True):
+            layers += [CONVOLUTIONS[dims](width, filters, kernel_size, stride, padding), nn.ReLU()]
+            extent, width = [(n + 2 * padding - kernel_size) // stride + 1 for n in extent], filters
+            if window > 1:
+                layers.append(MAX_POOLS[dims](window))
+                extent = [n // window for n in extent]
+            if min(extent) < 1:
+                raise ValueError(
+                    f"in_size {tuple(in_size)} is too small for these convolutions: nothing is left after "
+                    f"the one of {filters} filters; give padding, less pooling or downsample=1"
+                )
+        features = width * math.prod(extent)
+        self.layers = nn.Sequential(*layers, nn.Flatten(), *dense(features, hidden))
+        self.out_features = hidden[-1]
+
+    def forward(self, image: Tensor) -> Tensor:
+        features: Tensor = self.layers(image)
+        return features
+
+
+def dense(in_features: int, hidden: Sequence[int]) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for units in hidden:
+        layers += [nn.Linear(in_features, units), nn.ReLU()]
+        in_features = units
+    return layers
+
+
+def tiles(count: int, dims: int) -> list[tuple[list[float], list[float]]]:
+    """(centre, scale) of ``count`` boxes that tile [-1, 1]^dims, as nearly cubes as their number lets them."""
+    along = [1] * dims  # x, y (, z)
+    for factor in reversed(prime_factors(count)):
+        along[along.index(min(along))] *= factor  # x first: two crops stand side by side
+    found = []
+    for number in range(count):
+        centre = []
+        for parts in along:
+            number, place = divmod(number, parts)
+            centre.append((2 * place + 1) / parts - 1)
+        found.append((centre, [1 / parts for parts in along]))
+    return found
+
+
+def prime_factors(number: int) -> list[int]:
+    """In rising order."""
+    found, factor = [], 2
+    while number > 1:
+        while number % factor == 0:
+            found.append(factor)
+            number //= factor
+        factor += 1
+    return found

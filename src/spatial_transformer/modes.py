@@ -1,0 +1,26 @@
+"""Which of PyTorch's modes are on: the questions that only private names of torch answer, in one place.
+
+Checked on torch 2.11 and 2.13 by ``tests/test_modes.py``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.autograd import forward_ad
+
+
+def function_transform() -> bool:
+    """Whether a ``torch.func`` transform (grad, jvp, vmap, ...) or a forward-mode level is open here."""
+    if torch.compiler.is_compiling():  # Dynamo traces the transforms themselves
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def tracing() -> bool:
+    """Whether tensors made now may be stand-ins (compile, export, fake tensors, transforms): cache none."""
+    return (
+        torch.compiler.is_compiling()
+        or torch.compiler.is_exporting()
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+        or function_transform()
+    )
