@@ -1,4 +1,4 @@
-"""Argument checks: run once, at the public border. Each error names the argument, the expected and the given."""
+"""Argument checks, run once at the public border. An error names the argument, the expected and the given."""
 
 from __future__ import annotations
 
@@ -70,9 +70,7 @@ def grid(value: Any, image: Tensor) -> Tensor:
 def together(name: str, value: Tensor, image: Tensor) -> None:
     """One row for each image, at least one transform an image, on the image's device."""
     if value.shape[0] != image.shape[0]:
-        raise ValueError(
-            f"{name} must have the batch size of image, {image.shape[0]}, got {shape(value)}"
-        )
+        raise ValueError(f"{name} must have the batch size of image, {image.shape[0]}, got {shape(value)}")
     if value.ndim == 3 and name == "theta" and value.shape[1] == 0:
         raise ValueError(f"theta must have at least one transform an image, got {shape(value)}")
     if name == "grid" and value.ndim == image.ndim + 1 and value.shape[1] == 0:
@@ -97,9 +95,7 @@ def size(value: Any, image: Tensor) -> tuple[int, ...]:
     return tuple(value)
 
 
-def reading(
-    image: Tensor, *, kernel: Any, padding: Any, align_corners: Any, antialias: Any
-) -> Reading:
+def reading(image: Tensor, *, kernel: Any, padding: Any, align_corners: Any, antialias: Any) -> Reading:
     """The options of how an image is read, in one value."""
     if not isinstance(align_corners, bool):
         raise TypeError(f"align_corners must be True or False, got {align_corners!r}")
@@ -137,7 +133,8 @@ def padded(value: Any, image: Tensor) -> tuple[str, float | Tensor]:
             f"padding must have one number for each of the {image.shape[1]} channels, got {described(value)}"
         )
     raise TypeError(
-        f"padding must be one of {listed(PADDINGS)}, a number, or a number for each channel, got {described(value)}"
+        f"padding must be one of {listed(PADDINGS)}, a number, or a number for each channel, "
+        f"got {described(value)}"
     )
 
 
@@ -167,9 +164,8 @@ def floating(name: str, value: Any) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {described(value)}")
     if value.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        raise TypeError(
-            f"{name} must be float64, float32, bfloat16 or float16, got {str(value.dtype).removeprefix('torch.')}"
-        )
+        given = str(value.dtype).removeprefix("torch.")
+        raise TypeError(f"{name} must be float64, float32, bfloat16 or float16, got {given}")
 
 
 def listed(choices: Any) -> str:

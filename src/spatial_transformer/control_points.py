@@ -14,8 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .coordinates import Size, axes, control_lattice, differences, lattice, pixel_axes, ratio, span
-from .families import Family, at_least_float32, half_pixel_steps, precise_product
+from .coordinates import (
+    Size,
+    axes,
+    control_lattice,
+    differences,
+    half_pixel_steps,
+    lattice,
+    pixel_axes,
+    ratio,
+    span,
+)
+from .families import Family, at_least_float32
+from .matrices import precise_product
 from .modes import tracing
 
 # Sizes and devices whose bases are kept; a transformer meets one or two.
@@ -87,7 +98,9 @@ class ControlPoints(Family):
         """How B changes over an output pixel, along x, y (, z). float64 [dims, K, points]"""
 
         def compute() -> Tensor:
-            target = lattice(size, align_corners, dtype=torch.float64, device=like.device).reshape(-1, self.dims)
+            target = lattice(size, align_corners, dtype=torch.float64, device=like.device).reshape(
+                -1, self.dims
+            )
             return torch.stack(
                 [
                     (self.basis_at(target + step) - self.basis_at(target - step)).T
@@ -145,14 +158,18 @@ class ControlPoints(Family):
         for b, out in enumerate(reversed(out_size)):
             moved = precise_product(offsets, slopes[b]).to(theta.dtype).unflatten(-1, tuple(out_size))
             still = ratio(2.0, span(out, align_corners))
-            columns.append([moved.select(-self.dims - 1, a) + (still if a == b else 0.0) for a in range(self.dims)])
+            columns.append(
+                [moved.select(-self.dims - 1, a) + (still if a == b else 0.0) for a in range(self.dims)]
+            )
         return [
             [column[a] * (span(into, align_corners) / 2) for column in columns]
             for a, into in enumerate(reversed(in_size))
         ]
 
     def crop(self, centre: Sequence[float], scale: Sequence[float]) -> Tensor:
-        placed = self._control * torch.tensor(scale, dtype=torch.float64) + torch.tensor(centre, dtype=torch.float64)
+        placed = self._control * torch.tensor(scale, dtype=torch.float64) + torch.tensor(
+            centre, dtype=torch.float64
+        )
         return self.free(placed.flatten()).to(torch.float32)
 
 
@@ -234,13 +251,16 @@ class LearnedBasis(Family):
         *,
         start: str = "spline",
         align_corners: bool = False,
+        dtype: torch.dtype = torch.float32,
         **pinned: float,
     ) -> None:
         size, dims = tuple(size), len(size)
         spline: ThinPlateSpline | None = None
         if start == "homogeneous":
             if points != dims + 1:
-                raise ValueError(f'points must be {dims + 1} for start="homogeneous" in {dims}D, got {points!r}')
+                raise ValueError(
+                    f'points must be {dims + 1} for start="homogeneous" in {dims}D, got {points!r}'
+                )
             identity = [float(a == b) for b in range(dims + 1) for a in range(dims)]
         elif start == "spline":
             spline = ThinPlateSpline(points_lattice(points, dims))
@@ -255,12 +275,14 @@ class LearnedBasis(Family):
             pinned=pinned,
         )
         self.size, self.align_corners = size, align_corners
-        target = lattice(size, align_corners, dtype=torch.float64, device=torch.device("cpu")).reshape(-1, dims)
+        target = lattice(size, align_corners, dtype=torch.float64, device=torch.device("cpu")).reshape(
+            -1, dims
+        )
         if spline is not None:
             first = spline.basis_at(target).T
         else:
             first = torch.cat([target, torch.ones_like(target[:, :1])], dim=1).T
-        self.B = nn.Parameter(first.to(torch.get_default_dtype()).contiguous())  # [K, points]
+        self.B = nn.Parameter(first.to(dtype).contiguous())  # [K, points]
 
     def extra_repr(self) -> str:
         return f"size={self.size}, align_corners={self.align_corners}, {super().extra_repr()}"
@@ -284,7 +306,7 @@ class LearnedBasis(Family):
         return source.transpose(-1, -2).unflatten(-2, tuple(size))
 
     def points(self, theta: Tensor, points: Tensor) -> Tensor:
-        """As ``Family.points``; between the grid's points B is interpolated, beyond them it goes on linearly."""
+        """As ``Family.points``: between the grid's points B is interpolated, beyond them it goes on."""
         theta = at_least_float32(theta)
         points = points.to(theta.dtype)
         fields = self.B.to(theta.dtype).unflatten(-1, self.size)  # [K, *size]
@@ -294,7 +316,9 @@ class LearnedBasis(Family):
             pixel_axes(points.unbind(-1), self.size, self.align_corners), reversed(self.size), strict=True
         ):
             low = pixel.detach().floor().clamp(0, max(length - 2, 0))
-            cells.append((low.to(torch.int64), pixel - low if length > 1 else torch.zeros_like(pixel), length))
+            cells.append(
+                (low.to(torch.int64), pixel - low if length > 1 else torch.zeros_like(pixel), length)
+            )
         for choice in range(2**self.dims):
             weight, index, stride = torch.ones_like(cells[0][1]), torch.zeros_like(cells[0][0]), 1
             for axis, (low, inside, length) in enumerate(cells):
@@ -324,7 +348,9 @@ class LearnedBasis(Family):
         identity = torch.tensor(self._identity, dtype=torch.float64).unflatten(0, (-1, self.dims))
         placed = identity * torch.tensor(scale, dtype=torch.float64)
         shift = torch.tensor(centre, dtype=torch.float64)
-        if len(identity) == self.dims + 1 and not identity[-1].any():  # homogeneous: the last column is the shift
+        if (
+            len(identity) == self.dims + 1 and not identity[-1].any()
+        ):  # homogeneous: the last column is the shift
             placed[-1] += shift
         else:
             placed = placed + shift
@@ -337,7 +363,5 @@ def points_lattice(points: int | Size, dims: int) -> tuple[int, ...]:
         return tuple(points)
     side = round(math.pow(points, 1 / dims))
     if side**dims != points:
-        raise ValueError(
-            f"points must be {'a square' if dims == 2 else 'a cube'} or a lattice, got {points}"
-        )
+        raise ValueError(f"points must be {'a square' if dims == 2 else 'a cube'} or a lattice, got {points}")
     return (side,) * dims

@@ -125,7 +125,7 @@ def to_normalised(pixels: Tensor, size: Size, align_corners: bool = False) -> Te
 
 
 def pixel_axes(coordinates: Sequence[Tensor], size: Size, align_corners: bool) -> list[Tensor]:
-    """Normalised coordinates along x, y (, z) as pixel coordinates: Python numbers only, so no copy to a device."""
+    """Normalised coordinates along x, y (, z) as pixel coordinates, with no constant to copy to a device."""
     found = []
     for position, length in zip(coordinates, reversed(size), strict=True):
         extent = span(length, align_corners)
@@ -142,3 +142,14 @@ def differences(values: Tensor, dim: int) -> Tensor:
     step = values.narrow(dim, 1, length - 1) - values.narrow(dim, 0, length - 1)
     middle = (step.narrow(dim, 1, length - 2) + step.narrow(dim, 0, length - 2)) / 2
     return torch.cat([step.narrow(dim, 0, 1), middle, step.narrow(dim, length - 2, 1)], dim=dim)
+
+
+def half_pixel_steps(size: Size, align_corners: bool, *, like: Tensor) -> list[Tensor]:
+    """From a pixel's centre to the middle of its side, along x, y (, z), normalised. [dims] each"""
+    dims = len(size)
+    steps = []
+    for axis, length in enumerate(reversed(size)):
+        step = torch.zeros(dims, dtype=like.dtype, device=like.device)
+        step[axis] = ratio(1.0, span(length, align_corners))
+        steps.append(step)
+    return steps

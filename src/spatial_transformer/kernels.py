@@ -84,11 +84,13 @@ class Kernel(nn.Module):
         value = function(distance)
         if not isinstance(value, Tensor) or value.shape != distance.shape:
             given = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"a Kernel's function must return weights of shape {list(distance.shape)}, got {given}")
+            raise ValueError(
+                f"a Kernel's function must return weights of shape {list(distance.shape)}, got {given}"
+            )
         return torch.where((distance >= -self.radius) & (distance < self.radius), value, 0.0)
 
     def plain_taps(self, position: Tensor, axis: int) -> tuple[Tensor, dict[int, Tensor]]:
-        """The first tap at or left of each position (as floats, no gradient), and weights by offset from it."""
+        """The tap at or left of each position (as a float, no gradient), and weights by offset from it."""
         reach = math.ceil(self.radius)
         first = position.detach().floor()
         inside = position - first

@@ -48,9 +48,8 @@ class Head(nn.Module):
         else:
             raise ValueError(f'start must be "identity", "tile" or a tensor, got {start!r}')
         if first.shape not in ((family.num_params,), (copies, family.num_params)):
-            raise ValueError(
-                f"start must be [{family.num_params}] or [{copies}, {family.num_params}], got {list(first.shape)}"
-            )
+            expected = f"[{family.num_params}] or [{copies}, {family.num_params}]"
+            raise ValueError(f"start must be {expected}, got {list(first.shape)}")
         self._start = first.detach().to(torch.float32).expand(copies, -1).flatten().tolist()
         self.reset_parameters()
 
@@ -89,7 +88,7 @@ class DenseLocaliser(nn.Module):
 
 
 class ConvLocaliser(nn.Module):
-    """Convolutions, then fully connected layers, with rectifiers: [N, in_channels, *in_size] -> [N, hidden[-1]].
+    """Convolutions, then fully connected layers, with rectifiers: [N, in_channels, *in_size] -> [N, F].
 
     The default is the paper's for ST-CNN on MNIST: on the input halved, two 5x5 convolutions of 20 filters
     with 2x2 max-pooling between them, and 20 units. Its others:
@@ -127,7 +126,9 @@ class ConvLocaliser(nn.Module):
             raise ValueError("channels and hidden must name at least one layer each")
         pools = [*[pool] * (len(channels) - 1), 1] if isinstance(pool, int) else list(pool)
         if len(pools) != len(channels):
-            raise ValueError(f"pool must have one number for each of {len(channels)} convolutions, got {pool!r}")
+            raise ValueError(
+                f"pool must have one number for each of {len(channels)} convolutions, got {pool!r}"
+            )
         layers: list[nn.Module] = [AVERAGE_POOLS[dims](downsample)] if downsample > 1 else []
         extent, width = [n // downsample for n in in_size], in_channels
         for filters, window in zip(channels, pools, strict=True):
@@ -159,7 +160,7 @@ def dense(in_features: int, hidden: Sequence[int]) -> list[nn.Module]:
 
 
 def tiles(count: int, dims: int) -> list[tuple[list[float], list[float]]]:
-    """(centre, scale) of ``count`` boxes that tile [-1, 1]^dims, as nearly cubes as their number lets them."""
+    """(centre, scale) of ``count`` boxes that tile [-1, 1]^dims, as nearly cubes as may be."""
     along = [1] * dims  # x, y (, z)
     for factor in reversed(prime_factors(count)):
         along[along.index(min(along))] *= factor  # x first: two crops stand side by side

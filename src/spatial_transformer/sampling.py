@@ -59,7 +59,9 @@ def warp(
     )
     chosen = choose(checks.impl(impl), image, reading)
     several = theta.ndim == 3
-    result: Tensor = chosen.module.warp(image, theta if several else theta[:, None], family, out_size, reading)
+    result: Tensor = chosen.module.warp(
+        image, theta if several else theta[:, None], family, out_size, reading
+    )
     return result if several else result.squeeze(1)
 
 

@@ -36,7 +36,7 @@ def choose(impl: str, image: Tensor, reading: Reading) -> Choice:
 
     Raises ``RuntimeError`` with its reason where the one named cannot run.
     """
-    passed_over = []
+    passed_over: list[str] = []
     for name in IMPLEMENTATIONS if impl == "auto" else (impl,):
         reason = why_not(name, image, reading)
         if reason is None:

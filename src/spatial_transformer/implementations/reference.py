@@ -26,6 +26,11 @@ def why_not(image: Tensor, reading: Reading) -> str | None:
     return None
 
 
+def how(image: Tensor, reading: Reading) -> str:
+    """What this implementation does with such a call."""
+    return "plain tensor code"
+
+
 def warp(image: Tensor, theta: Tensor, family: Family, size: Size, reading: Reading) -> Tensor:
     """V of equation 3 for the grid T_theta(G). [N, C, *in], [N, T, P] -> [N, T, C, *size]"""
     theta, lost = settle(theta.to(compute_dtype(image, theta)))

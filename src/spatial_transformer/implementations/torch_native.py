@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..coordinates import Size
-from ..families import Family, homogeneous_grid, settle
+from ..families import Family, settle
 from ..kernels import Reading
+from ..matrices import homogeneous_grid
 from ..modes import function_transform
 from . import reference
 from .reference import arranged, compute_dtype
@@ -27,13 +28,19 @@ from .reference import arranged, compute_dtype
 # In units of the dtype's epsilon: more than grid_sample's own rounding of a coordinate in [-1, 1].
 LEAN = 4.0
 
-# Normalised coordinates beyond this are far outside, and their pixels still fit grid_sample's 32-bit integers.
+# Normalised coordinates beyond this are far outside; up to it, pixels fit grid_sample's 32-bit integers.
 FAR = 1e6
 
 
 def why_not(image: Tensor, reading: Reading) -> str | None:
     """A sentence that says why this implementation cannot run, or None."""
     return None
+
+
+def how(image: Tensor, reading: Reading) -> str:
+    """What this implementation does with such a call."""
+    reason = why_plain(image, reading)
+    return "F.grid_sample" if reason is None else f"{reference.how(image, reading)}: {reason}"
 
 
 def why_plain(image: Tensor, reading: Reading) -> str | None:
@@ -100,7 +107,7 @@ def native(image: Tensor, grid: Tensor, reading: Reading) -> Tensor:
 
 
 def nowhere(reading: Reading) -> float:
-    """What a NaN coordinate becomes: outside under zeros, the edge next to pixel 0 under the other paddings."""
+    """What a NaN coordinate becomes: outside under zeros, at the edge of pixel 0 under the other paddings."""
     return -FAR if reading.padding == "zeros" else -1.0
 
 

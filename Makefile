@@ -1,0 +1,40 @@
+# `make test` on a fresh machine with Python 3.11+ and make: creates .venv, installs, tests.
+
+PYTHON ?= python3
+BIN := .venv/bin
+EXTRAS := dev,export
+
+.PHONY: setup test quickstart lint bench test-gpu docs clean
+
+setup: .venv/installed
+
+# Constraints, not a lock: pip still resolves, but only to the versions the tests ran with.
+.venv/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 numpy
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	touch $@
+
+test: setup
+	$(BIN)/python -m pytest
+
+quickstart: setup
+	$(BIN)/stn info
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python -m benchmarks.run --out benchmarks/results/cpu.json
+
+# On a machine with a GPU, with the Python and torch that are there; nothing is installed.
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -m "gpu or not slow"
+
+docs: setup
+	$(BIN)/python -m benchmarks.table benchmarks/results/cpu.json
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache

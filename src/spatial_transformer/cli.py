@@ -1,0 +1,27 @@
+"""The command ``stn``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from .info import info, version
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and gives its exit status."""
+    parser = argparse.ArgumentParser(prog="stn", description="Spatial Transformer Networks for PyTorch.")
+    parser.add_argument(
+        "--version", action="version", version=f"spatial_transformer {version('spatial_transformer')}"
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser(
+        "info", help="versions, devices, and which implementation each operation would take, and why"
+    )
+    parser.parse_args(arguments)
+    print(info())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

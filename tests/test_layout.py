@@ -1,0 +1,233 @@
+"""The shape of the package: which way imports point, what is public, and what importing it costs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import spatial_transformer as st
+
+ROOT = Path(st.__file__).parent
+
+# Imports point down this table, never up.
+LEVELS = [
+    {"cli"},
+    {"experiments"},
+    {"module", "export", "info"},
+    {"localisers", "sampling"},
+    {"families", "control_points", "implementations", "checks"},
+    {"antialias", "matrices"},
+    {"kernels", "coordinates", "modes"},
+]
+LEVEL = {name: depth for depth, names in enumerate(LEVELS) for name in names}
+
+# Within a level, only these.
+BESIDE = {
+    "export": {"module"},
+    "control_points": {"families"},
+    "checks": {"families", "implementations"},
+    "implementations": {"families"},
+}
+
+# Of one implementation by another.
+IMPLEMENTATIONS = {
+    "__init__": {"reference", "torch_native", "fused_triton", "fused_numba", "operators"},
+    "torch_native": {"reference"},
+    "operators": {"reference", "fused_triton", "fused_numba"},
+}
+
+# An outside package -> the one file that imports it.
+OWNERS = {"triton": "implementations/fused_triton.py", "numba": "implementations/fused_numba.py"}
+
+FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
+
+
+def imports(file: str) -> set[str]:
+    """Every module that a file imports, anywhere in it, by its absolute dotted name."""
+    package = ["spatial_transformer", *Path(file).parent.parts]
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / file).read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            start = ".".join([*base, *(node.module or "").split(".")]).rstrip(".")
+            # `from . import checks` names a module, `from .checks import image` does not
+            for alias in node.names:
+                inner = f"{start}.{alias.name}"
+                found.add(inner if is_module(inner) else start)
+    return found
+
+
+def is_module(dotted: str) -> bool:
+    top, *rest = dotted.split(".")
+    place = ROOT.joinpath(*rest)
+    return top == "spatial_transformer" and (place.is_dir() or place.with_suffix(".py").is_file())
+
+
+def own(file: str) -> set[tuple[str, ...]]:
+    """What a file imports of this package: the parts of each name after the package's own."""
+    names = [name.split(".") for name in imports(file)]
+    return {tuple(rest) for top, *rest in names if top == "spatial_transformer"}
+
+
+def unit(file: str) -> str:
+    return Path(file).parts[0].removesuffix(".py")
+
+
+def test_the_table_names_every_module():
+    assert {unit(file) for file in FILES} - {"__init__"} <= set(LEVEL)
+    assert {"families", "sampling", "implementations", "module"} <= {unit(file) for file in FILES}
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file != "__init__.py"])
+def test_imports_point_one_way(file):
+    name = unit(file)
+    # `import spatial_transformer` itself would tie a knot for all but what stands on top of the library.
+    allowed = {""} if name in ("cli", "experiments") else set()
+    allowed |= {name} | BESIDE.get(name, set()) | {below for below in LEVEL if LEVEL[below] > LEVEL[name]}
+    used = {parts[0] if parts else "" for parts in own(file)}
+    assert used <= allowed, f"{file} must not import {sorted(used - allowed)}"
+
+
+@pytest.mark.parametrize("file", ["coordinates.py", "modes.py"])
+def test_the_bottom_imports_nothing_of_ours(file):
+    assert own(file) == set()
+
+
+def test_the_package_imports_only_what_is_public():
+    assert {parts[0] for parts in own("__init__.py")}.isdisjoint({"cli", "experiments"})
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.startswith("implementations/")])
+def test_implementations_stand_apart(file):
+    used = {parts[1] for parts in own(file) if parts[0] == "implementations" and len(parts) > 1}
+    assert used <= IMPLEMENTATIONS.get(Path(file).stem, set())
+
+
+@pytest.mark.parametrize("package", OWNERS)
+def test_triton_and_numba_are_imported_in_their_own_file_only(package):
+    users = {file for file in FILES for name in imports(file) if name.split(".")[0] == package}
+    assert users <= {OWNERS[package]}
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.startswith("experiments/")])
+def test_experiments_keep_apart(file):
+    used = {parts[1] for parts in own(file) if parts[:1] == ("experiments",) and len(parts) > 1}
+    if file.startswith("experiments/paper/") and not file.endswith("__init__.py"):
+        assert {parts[:2] for parts in own(file)} <= {("experiments", "spec")}
+    if file in ("experiments/tables.py", "experiments/pictures.py"):
+        assert "engine" not in used
+
+
+# The public names
+
+PUBLIC = {
+    "warp", "sample", "Kernel", "Family",
+    "Translation", "Attention", "Similarity", "Affine", "Projective",
+    "ThinPlateSpline", "PiecewiseAffine", "LearnedBasis",
+    "SpatialTransformer", "ConvLocaliser", "DenseLocaliser", "Head", "param_groups",
+    "export_onnx", "info",
+}  # fmt: skip
+WRITTEN_ELSEWHERE = {"export_onnx", "info"}  # their files are tested with them
+OPTIONS = {
+    "kernel": "bilinear", "padding": "zeros", "align_corners": False, "antialias": False, "impl": "auto",
+}  # fmt: skip
+
+
+def test_the_public_names():
+    assert set(st.__all__) == PUBLIC
+    assert len(st.__all__) == len(PUBLIC)
+    assert all(hasattr(st, name) for name in PUBLIC)
+
+
+OURS = sorted(PUBLIC - WRITTEN_ELSEWHERE)
+CLASSES = [name for name in OURS if isinstance(getattr(st, name), type)]
+
+
+def taking_an_image() -> list[str]:
+    functions = [name for name in OURS if name not in CLASSES]
+    return [name for name in functions if "image" in inspect.signature(getattr(st, name)).parameters]
+
+
+def test_which_functions_take_an_image():
+    assert taking_an_image() == ["sample", "warp"]
+
+
+@pytest.mark.parametrize("name", taking_an_image())
+def test_image_then_theta_or_grid_then_family_then_options_by_name(name):
+    parameters = inspect.signature(getattr(st, name)).parameters.values()
+    places = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert places == {"warp": ["image", "theta", "family"], "sample": ["image", "grid"]}[name]
+    assert options == ({"size": None} if name == "warp" else {}) | OPTIONS
+    assert len(places) + len(options) == len(parameters)  # no *args, no **kwargs
+
+
+def test_the_module_has_the_same_options():
+    parameters = inspect.signature(st.SpatialTransformer).parameters.values()
+    assert [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD] == ["localiser", "family"]
+    options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert options == OPTIONS | {"size": None, "features": None, "copies": 1, "head": None}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_public_name_has_its_own_docstring(name):
+    thing = getattr(st, name)
+    assert thing.__doc__, f"st.{name} has no docstring"
+    if isinstance(thing, type):
+        # nn.Module's docstring, handed down, says nothing of ours
+        assert all(thing.__doc__ != base.__doc__ for base in thing.__mro__[1:])
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("warp", ["[N, P]", "[N, T, P]", "[N, C, *size]", "[N, T, C, *size]"]),
+        ("sample", ["[N, H', W', 2]", "[N, D', H', W', 3]", "[N, C, *out]", "[N, T, C, *out]"]),
+    ],
+)
+def test_docstrings_show_shapes(name, shapes):
+    doc = getattr(st, name).__doc__
+    assert [shape for shape in ["[N, C, H, W]", "[N, C, D, H, W]", *shapes] if shape not in doc] == []
+    assert ">>>" in doc
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_public_methods_have_docstrings(name):
+    cls = getattr(st, name)
+    # nn.Module's own hooks say what they do there
+    methods = {m for m in vars(cls) if inspect.isfunction(vars(cls)[m])} - {"forward", "extra_repr"}
+    # an override of a method of Family is described there
+    bare = {m for m in methods if not m.startswith("_") and not inspect.getdoc(getattr(cls, m))}
+    assert bare == set()
+
+
+# What an import costs
+
+OUTSIDE = ("triton", "numba", "onnx", "onnxscript", "onnxruntime", "typer", "scipy", "cv2")
+
+PROBE = f"""
+import sys
+import torch  # what torch itself looks for is not ours to answer for
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {OUTSIDE!r}:
+            print(name)
+
+sys.meta_path.insert(0, Watch())  # sees attempts too, also of what is not installed
+import spatial_transformer
+assert spatial_transformer.__file__.startswith({str(ROOT)!r}), spatial_transformer.__file__
+"""
+
+
+def test_importing_the_package_imports_no_extra():
+    ran = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == []
