@@ -124,7 +124,8 @@ def padded(value: Any, image: Tensor) -> tuple[str, float | Tensor]:
             raise ValueError(f"padding must be a finite number, got {value!r}")
         return "fill", float(value)
     if isinstance(value, (Sequence, Tensor)):
-        fill = torch.as_tensor(value, device=image.device)
+        precise = None if isinstance(value, Tensor) else torch.promote_types(image.dtype, torch.float32)
+        fill = torch.as_tensor(value, dtype=precise, device=image.device)
         if fill.ndim == 1 and not fill.is_complex() and fill.shape[0] == image.shape[1]:
             return "fill", fill
         if fill.ndim == 0:

@@ -129,8 +129,9 @@ def pixel_axes(coordinates: Sequence[Tensor], size: Size, align_corners: bool) -
     found = []
     for position, length in zip(coordinates, reversed(size), strict=True):
         extent = span(length, align_corners)
-        # inf * 0 is NaN: an axis without extent is pixel 0 for every coordinate.
-        found.append(position * (extent / 2) + (length - 1) / 2 if extent else torch.zeros_like(position))
+        if not extent:  # pixel 0 for every coordinate, of which inf * 0 would make NaN
+            position = position.nan_to_num(0.0, 0.0, 0.0)
+        found.append(position * (extent / 2) + (length - 1) / 2)
     return found
 
 

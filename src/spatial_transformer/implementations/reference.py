@@ -16,6 +16,7 @@ from ..antialias import footprints, grid_jacobian, widened_taps
 from ..coordinates import Size, pixel_axes, span
 from ..families import Family, settle
 from ..kernels import Reading
+from ..modes import function_transform
 
 # Positions further out than this are held here: whole numbers of this size are exact in int64 and in floats.
 FAR = 2.0**30
@@ -94,7 +95,7 @@ def read(
         index, weight = chosen[0]
         for other_index, other_weight in chosen[1:]:
             index, weight = index + other_index, weight * other_weight
-        where = index.reshape(batch, 1, -1).expand(-1, channels, -1)
+        where = index.flatten(1)[:, None].expand(-1, channels, -1)
         value = flat.gather(2, where).reshape(batch, channels, *index.shape[1:]) * weight[:, None]
         result = value if result is None else result + value
     assert result is not None
@@ -130,6 +131,7 @@ def arranged(result: Tensor, image: Tensor) -> Tensor:
     """[N, C, T, *out] as [N, T, C, *out] in the image's dtype and memory format."""
     result = result.to(image.dtype).movedim(2, 1)
     last = torch.channels_last if image.ndim == 4 else torch.channels_last_3d
-    if image.is_contiguous(memory_format=last) and not image.is_contiguous():
+    # Layouts cannot be asked for under vmap, and mean nothing there.
+    if not function_transform() and image.is_contiguous(memory_format=last) and not image.is_contiguous():
         return result.movedim(2, -1).contiguous().movedim(-1, 2)
     return result.contiguous()
