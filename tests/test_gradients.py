@@ -58,6 +58,16 @@ def tracked(inputs):
     return tuple(value.clone().requires_grad_() for value in inputs)
 
 
+def names_in_graph(output):
+    names, waiting = set(), [output.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None:
+            names.add(node.name())
+            waiting += [parent for parent, _ in node.next_functions]
+    return names
+
+
 @pytest.mark.parametrize("padding_name", PADDINGS)
 @pytest.mark.parametrize("kernel_name", KERNELS)
 @pytest.mark.parametrize("family_name", FAMILY_NAMES)
@@ -76,6 +86,24 @@ def test_gradcheck(dims, impl, family_name, kernel_name, padding_name):
 def test_gradgradcheck(impl, family_name, kernel_name, padding_name):
     function, inputs = differentiable(2, family_name, kernel_name, padding_name, impl)
     assert torch.autograd.gradgradcheck(function, tracked(inputs), fast_mode=True)
+
+
+@pytest.mark.parametrize("padding_name", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize(("dims", "kernel_name"), [(2, "bilinear"), (2, "bicubic"), (3, "bilinear")])
+def test_where_grid_sample_is_differentiable_once(dims, kernel_name, padding_name, monkeypatch):
+    """The way round torch 2.11, taken on any version: first and second derivatives, each if wanted."""
+    from spatial_transformer.implementations import torch_native
+
+    monkeypatch.setattr(torch_native, "TWICE_DIFFERENTIABLE", False)
+    function, inputs = differentiable(dims, "Affine", kernel_name, padding_name, "torch")
+    assert "GridSampleBackward" in names_in_graph(function(*tracked(inputs)))
+    assert torch.autograd.gradcheck(function, tracked(inputs))
+    assert torch.autograd.gradgradcheck(function, tracked(inputs), fast_mode=True)
+    for wanted in (0, 1):
+        leaves = [value.clone().requires_grad_(number == wanted) for number, value in enumerate(inputs)]
+        (found,) = torch.autograd.grad(function(*leaves).sum(), leaves[wanted])
+        (twice,) = torch.autograd.grad(function(*leaves).sum(), leaves[wanted], create_graph=True)
+        close(found, twice, (1e-9, 1e-10))
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)

@@ -125,7 +125,14 @@ def test_samples_are_independent(call, which):
     for impl in ("reference", "torch"):
         whole = st.warp(image, theta, family, **options, impl=impl)
         alone = st.warp(image[row : row + 1], theta[row : row + 1], family, **options, impl=impl)
-        tolerance = 4 * torch.finfo(image.dtype).eps * max(1.0, whole.abs().max().item())
+        # A matrix product of another shape may sum in another order: a rounding of the coordinate, which is
+        # of the size of theta times the image, times a slope below 4.
+        tolerance = torch.finfo(image.dtype).eps * max(1.0, whole.abs().max().item())
+        if not family.homogeneous:
+            if near_a_step(call):
+                return
+            reach = (1 + theta.abs().max().item()) * max(*image.shape[2:], *options["size"])
+            tolerance += 4 * 4 * torch.finfo(theta.dtype).eps * reach
         assert (whole[row] - alone[0]).abs().max() <= tolerance
         if theta.ndim == 3:
             copy = st.warp(image, theta[:, -1], family, **options, impl=impl)

@@ -8,8 +8,7 @@ from .kernels import Kernel
 from .localisers import ConvLocaliser, DenseLocaliser, Head
 from .module import SpatialTransformer, param_groups
 from .sampling import sample, warp
-
-__version__ = "0.1.0"
+from .version import __version__ as __version__
 
 __all__ = [
     "Affine",

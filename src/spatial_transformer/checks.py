@@ -120,23 +120,29 @@ def padded(value: Any, image: Tensor) -> tuple[str, float | Tensor]:
     if isinstance(value, str):
         return one_of("padding", value, PADDINGS), 0.0
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not math.isfinite(value):
+        if not finite_number(value):
             raise ValueError(f"padding must be a finite number, got {value!r}")
         return "fill", float(value)
     if isinstance(value, (Sequence, Tensor)):
-        precise = None if isinstance(value, Tensor) else torch.promote_types(image.dtype, torch.float32)
-        fill = torch.as_tensor(value, dtype=precise, device=image.device)
-        if fill.ndim == 1 and not fill.is_complex() and fill.shape[0] == image.shape[1]:
-            return "fill", fill
-        if fill.ndim == 0:
-            return "fill", fill.reshape(1)
-        raise ValueError(
-            f"padding must have one number for each of the {image.shape[1]} channels, got {described(value)}"
-        )
+        if isinstance(value, Tensor):  # its numbers are not looked at: that would wait for the device
+            good = not value.is_complex() and value.shape in ((), (1,), image.shape[1:2])
+        else:
+            good = len(value) == image.shape[1] and all(finite_number(number) for number in value)
+        if not good:
+            raise ValueError(
+                f"padding must be finite numbers, one for each of the {image.shape[1]} channels, "
+                f"got {described(value)}"
+            )
+        dtype = None if isinstance(value, Tensor) else torch.promote_types(image.dtype, torch.float32)
+        return "fill", torch.as_tensor(value, dtype=dtype, device=image.device).reshape(-1)
     raise TypeError(
         f"padding must be one of {listed(PADDINGS)}, a number, or a number for each channel, "
         f"got {described(value)}"
     )
+
+
+def finite_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def limit(value: Any) -> float:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from .info import info, version
+from .info import info
+from .version import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and gives its exit status."""
     parser = argparse.ArgumentParser(prog="stn", description="Spatial Transformer Networks for PyTorch.")
-    parser.add_argument(
-        "--version", action="version", version=f"spatial_transformer {version('spatial_transformer')}"
-    )
+    parser.add_argument("--version", action="version", version=f"spatial_transformer {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser(
         "info", help="versions, devices, and which implementation each operation would take, and why"

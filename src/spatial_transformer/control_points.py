@@ -79,7 +79,8 @@ class ControlPoints(Family):
         if tracing():
             return compute()
         if key not in self._bases:
-            with torch.no_grad():
+            # Not an inference tensor: the same basis may be trained through later.
+            with torch.inference_mode(False), torch.no_grad():
                 self._bases[key] = compute()
             while len(self._bases) > KEPT_BASES:
                 self._bases.popitem(last=False)
@@ -255,6 +256,8 @@ class LearnedBasis(Family):
         **pinned: float,
     ) -> None:
         size, dims = tuple(size), len(size)
+        if dims not in (2, 3) or min(size) < 1:
+            raise ValueError(f"size must be (H, W) or (D, H, W), at least 1 along every axis, got {size}")
         spline: ThinPlateSpline | None = None
         if start == "homogeneous":
             if points != dims + 1:
@@ -361,7 +364,7 @@ def points_lattice(points: int | Size, dims: int) -> tuple[int, ...]:
     """The lattice of a number of control points, which must be a square (3D: a cube)."""
     if not isinstance(points, int):
         return tuple(points)
-    side = round(math.pow(points, 1 / dims))
+    side = round(math.pow(max(points, 0), 1 / dims))
     if side**dims != points:
         raise ValueError(f"points must be {'a square' if dims == 2 else 'a cube'} or a lattice, got {points}")
     return (side,) * dims

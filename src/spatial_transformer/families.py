@@ -85,7 +85,9 @@ class Family(nn.Module):
             raise ValueError(f"dims must be 2 or 3, got {dims!r}")
         names = tuple(names) or tuple(f"theta_{i}" for i in range(len(identity)))
         if len(names) != len(identity):
-            raise ValueError(f"names must have one name for each of the {len(identity)} numbers of identity")
+            raise ValueError(
+                f"names must be one for each of the {len(identity)} numbers of identity, got {list(names)}"
+            )
         pinned = {name: value for name, value in (pinned or {}).items() if value is not None}
         for name, value in pinned.items():
             if name not in names:
@@ -189,16 +191,16 @@ class Family(nn.Module):
 
     def from_matrix(self, matrix: Tensor) -> Tensor:
         """The numbers (before pinning) of a member given as a square matrix. [..., len(names)]"""
-        raise NotImplementedError(f"{type(self).__name__} is not closed: it has no inverse() and compose()")
+        raise NotImplementedError(f"{type(self).__name__} cannot be made from a matrix")
 
     def inverse(self, theta: Tensor) -> Tensor:
         """The theta that undoes theta: NaN where there is none. [..., num_params]"""
-        self._need_unpinned("inverse")
+        self._need_closed("inverse")
         return self.from_matrix(inverted(square(self.matrix(at_least_float32(theta)))))
 
     def compose(self, first: Tensor, then: Tensor) -> Tensor:
         """The one theta that does both: ``warp(U, compose(first, then)) == warp(warp(U, first), then)``."""
-        self._need_unpinned("compose")
+        self._need_closed("compose")
         outer, inner = (
             square(self.matrix(at_least_float32(first))),
             square(self.matrix(at_least_float32(then))),
@@ -215,7 +217,9 @@ class Family(nn.Module):
         matrix[:-1, -1] = torch.tensor(centre, dtype=torch.float32)
         return self.free(self.from_matrix(matrix))
 
-    def _need_unpinned(self, method: str) -> None:
+    def _need_closed(self, method: str) -> None:
+        if type(self).from_matrix is Family.from_matrix:
+            raise NotImplementedError(f"{type(self).__name__} is not closed: it has no {method}()")
         if self.pinned:
             raise ValueError(
                 f"{method}() needs a family without pinned numbers: {type(self).__name__} with "
@@ -390,7 +394,7 @@ class Similarity(Family):
     def inverse(self, theta: Tensor) -> Tensor:
         if self.dims == 2:
             return super().inverse(theta)
-        self._need_unpinned("inverse")
+        self._need_closed("inverse")
         theta = at_least_float32(theta)
         turn, shift = theta[..., :4], theta[..., 4:]
         norm = turn.square().sum(-1, keepdim=True)
@@ -402,7 +406,7 @@ class Similarity(Family):
     def compose(self, first: Tensor, then: Tensor) -> Tensor:
         if self.dims == 2:
             return super().compose(first, then)
-        self._need_unpinned("compose")
+        self._need_closed("compose")
         first, then = torch.broadcast_tensors(at_least_float32(first), at_least_float32(then))
         linear = self.matrix(first)[..., :3]
         shift = first[..., 4:] + (linear * then[..., None, 4:]).sum(-1)
@@ -421,7 +425,7 @@ class _PixelMatrices(Family):
         matrix made for ``cv2.WARP_INVERSE_MAP`` inverted. ``matrix``: [..., 2, 3] for ``Affine``,
         [..., 3, 3] for ``Projective`` (3D: one more), a tensor or an array. [..., num_params]
         """
-        self._need_unpinned("from_opencv")
+        self._need_closed("from_opencv")
         given = torch.as_tensor(matrix)
         expected = self.matrix(self.identity()).shape
         if given.ndim < 2 or given.shape[-2:] != expected:
@@ -488,7 +492,9 @@ class Projective(_PixelMatrices):
         return torch.cat([full, one], dim=-1).unflatten(-1, (self.dims + 1, self.dims + 1))
 
     def from_matrix(self, matrix: Tensor) -> Tensor:
-        return (matrix / matrix[..., -1:, -1:]).flatten(-2)[..., :-1]
+        last = matrix[..., -1:, -1:]
+        # A matrix whose last number is 0 sends the centre to infinity: theta cannot say that.
+        return torch.where(last == 0, torch.nan, matrix / last).flatten(-2)[..., :-1]
 
 
 def settle(theta: Tensor) -> tuple[Tensor, Tensor]:

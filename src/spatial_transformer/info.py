@@ -12,6 +12,7 @@ import torch
 from . import checks
 from .implementations import IMPLEMENTATIONS, choose, why_not
 from .kernels import KERNELS, PADDINGS, Kernel
+from .version import __version__
 
 # What the extras bring; none is imported here.
 OPTIONAL = ("triton", "numba", "onnx", "onnxscript", "onnxruntime")
@@ -23,7 +24,7 @@ def info() -> str:
     >>> print(info())                                                                 # doctest: +SKIP
     """
     lines = [
-        f"spatial_transformer {version('spatial_transformer')}",
+        f"spatial_transformer {__version__}",
         f"python {platform.python_version()} on {platform.system()} {platform.machine()}",
         f"torch {torch.__version__}, numpy {version('numpy')}",
         "optional: " + ", ".join(f"{name} {version(name)}" for name in OPTIONAL),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,7 @@ class Kernel(nn.Module):
         radius: float,
     ) -> None:
         super().__init__()
-        functions = [function] if callable(function) else list(function)
+        functions: list[Any] = list(function) if isinstance(function, (tuple, list)) else [function]
         if len(functions) not in (1, 2, 3) or not all(callable(f) for f in functions):
             raise TypeError(f"function must be a callable, or one for each axis, got {function!r}")
         if not (isinstance(radius, (int, float)) and 0 < radius < math.inf):

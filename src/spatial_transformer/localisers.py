@@ -78,7 +78,7 @@ class DenseLocaliser(nn.Module):
     def __init__(self, in_channels: int, in_size: Size, *, hidden: Sequence[int] = (32, 32, 32)) -> None:
         super().__init__()
         if not hidden:
-            raise ValueError("hidden must name at least one layer")
+            raise ValueError(f"hidden must name at least one layer, got {hidden!r}")
         self.layers = nn.Sequential(nn.Flatten(), *dense(in_channels * math.prod(in_size), hidden))
         self.out_features = hidden[-1]
 
@@ -122,8 +122,9 @@ class ConvLocaliser(nn.Module):
         dims = len(in_size)
         if dims not in CONVOLUTIONS:
             raise ValueError(f"in_size must be (H, W) or (D, H, W), got {in_size!r}")
-        if not hidden or not channels:
-            raise ValueError("channels and hidden must name at least one layer each")
+        for name, layers_of in (("channels", channels), ("hidden", hidden)):
+            if not layers_of:
+                raise ValueError(f"{name} must name at least one layer, got {layers_of!r}")
         pools = [*[pool] * (len(channels) - 1), 1] if isinstance(pool, int) else list(pool)
         if len(pools) != len(channels):
             raise ValueError(

@@ -13,11 +13,13 @@ What ``grid_sample`` gets wrong and how it is kept from it:
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..coordinates import Size
+from ..coordinates import Size, pixel_axes
 from ..families import Family, settle
 from ..kernels import Reading
 from ..matrices import homogeneous_grid
@@ -30,6 +32,13 @@ LEAN = 4.0
 
 # Normalised coordinates beyond this are far outside; up to it, pixels fit grid_sample's 32-bit integers.
 FAR = 1e6
+
+# Whether grid_sample's own backward can be differentiated: seen on 2.13, raises on 2.11.
+TWICE_DIFFERENTIABLE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
+
+# How grid_sample's backward operators number them.
+ATEN_KERNELS = {"bilinear": 0, "bicubic": 2}
+ATEN_PADDINGS = {"zeros": 0, "border": 1, "reflection": 2}
 
 
 def why_not(image: Tensor, reading: Reading) -> str | None:
@@ -96,14 +105,55 @@ def sample(image: Tensor, grid: Tensor, reading: Reading) -> Tensor:
 def native(image: Tensor, grid: Tensor, reading: Reading) -> Tensor:
     """``F.grid_sample`` for T grids an image, laid one below the other: the image is never repeated."""
     copies, first = grid.shape[1], grid.shape[2]
-    result = F.grid_sample(
+    below = grid.flatten(1, 2)
+    if TWICE_DIFFERENTIABLE or torch.compiler.is_compiling():
+        result = grid_sample(image, below, reading)
+    else:
+        result = GridSample.apply(image, below, reading)
+    return result.unflatten(2, (copies, first))  # from [N, C, T * first, ...]
+
+
+def grid_sample(image: Tensor, grid: Tensor, reading: Reading) -> Tensor:
+    return F.grid_sample(
         image,
-        grid.flatten(1, 2),
+        grid,
         mode=reading.kernel_name,
         padding_mode=reading.padding,
         align_corners=reading.align_corners,
-    )  # [N, C, T * first, ...]
-    return result.unflatten(2, (copies, first))
+    )
+
+
+class GridSample(torch.autograd.Function):
+    """``grid_sample`` whose backward can be differentiated again, for the versions of torch that raise there.
+
+    The backward of the backward is that of the plain tensor code. Can go with torch 2.11.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, image: Tensor, grid: Tensor, reading: Reading) -> Tensor:
+        ctx.save_for_backward(image, grid)
+        ctx.reading = reading
+        return grid_sample(image, grid, reading)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        (image, grid), reading, (cotangent,) = ctx.saved_tensors, ctx.reading, cotangents
+        wanted = ctx.needs_input_grad[:2]
+        if not torch.is_grad_enabled():
+            dims = image.ndim - 2
+            operator = (
+                torch.ops.aten.grid_sampler_2d_backward
+                if dims == 2
+                else torch.ops.aten.grid_sampler_3d_backward
+            )
+            kernel, padding = ATEN_KERNELS[reading.kernel_name], ATEN_PADDINGS[reading.padding]
+            d_image, d_grid = operator(cotangent, image, grid, kernel, padding, reading.align_corners, wanted)
+            return d_image if wanted[0] else None, d_grid if wanted[1] else None, None
+        positions = pixel_axes(grid[:, None].unbind(-1), tuple(image.shape[2:]), reading.align_corners)
+        output = reference.read(image, positions, None, reading).squeeze(2)
+        leaves = [leaf for leaf, want in zip((image, grid), wanted, strict=True) if want]
+        found = iter(torch.autograd.grad(output, leaves, cotangent, create_graph=True))
+        return next(found) if wanted[0] else None, next(found) if wanted[1] else None, None
 
 
 def nowhere(reading: Reading) -> float:
