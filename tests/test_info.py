@@ -61,6 +61,14 @@ def test_it_runs_as_a_program_without_the_extras():
     assert "F.grid_sample" in done.stdout
 
 
+def test_a_reader_that_leaves_early_is_no_error():
+    command = f"{sys.executable} -m spatial_transformer.cli info | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout == f"spatial_transformer {st.__version__}\n"
+    assert done.stderr == ""
+
+
 def test_choice_and_its_reason():
     image = torch.rand(1, 1, 4, 4)
     chosen = choose("auto", image, reading(image))

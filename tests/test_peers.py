@@ -101,9 +101,7 @@ def test_opencv_paddings_and_kernels(kernel, padding, align_corners, impl):
     }
     mode, value = border[padding]
     flags = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}[kernel]
-    theirs = through_opencv(
-        cv2.warpPerspective, picture, matrix, flags, borderMode=mode, borderValue=value
-    )
+    theirs = through_opencv(cv2.warpPerspective, picture, matrix, flags, borderMode=mode, borderValue=value)
     family = st.Projective()
     theta = family.from_opencv(matrix, IN, OUT, align_corners=align_corners)
     ours = st.warp(
@@ -126,11 +124,11 @@ def test_opencv_nearest(family, peer, matrix, impl):
     theta = family.from_opencv(matrix, IN, OUT)[None]
     ours = st.warp(image, theta, family, size=OUT, kernel="nearest", impl=impl)
     theirs = through_opencv(peer, picture, matrix, cv2.INTER_NEAREST)
-    # OpenCV counts positions in 1/1024 px here: nearer than two of them to a half it may take the other pixel.
+    # Where a position lies within OpenCV's float32 roundings of a half, either pixel is right.
     grid = family.grid(theta, OUT)
     pixels = (grid + 1) * torch.tensor(IN[::-1]) / 2 - 0.5
-    clear = (((pixels % 1) - 0.5).abs() > 2 / 1024).all(-1)[:, None]
-    assert clear.double().mean() > 0.95
+    clear = (((pixels % 1) - 0.5).abs() > OPENCV).all(-1)[:, None]
+    assert clear.double().mean() > 0.99
     close(torch.where(clear, ours, 0.0), torch.where(clear, theirs, 0.0), 0)
 
 
@@ -147,9 +145,7 @@ def test_to_opencv_warps_as_ours(dtype, align_corners, impl):
     ]:
         matrix = family.to_opencv(theta, IN, OUT, align_corners=align_corners)
         assert matrix.dtype == torch.float64
-        ours = st.warp(
-            image, theta[None], family, size=OUT, align_corners=align_corners, impl=impl
-        )
+        ours = st.warp(image, theta[None], family, size=OUT, align_corners=align_corners, impl=impl)
         close(ours, through_opencv(peer, picture, matrix.numpy()), OPENCV)
 
 
@@ -290,9 +286,7 @@ def test_nearest_rounds_halves_up(align_corners, impl):
         torch.arange(-1, height).double() + 0.5, torch.arange(-1, width).double() + 0.5, indexing="ij"
     )
     grid = normalised(torch.stack([x, y], -1), (height, width), align_corners)[None]
-    ours = st.sample(
-        image, grid, kernel="nearest", padding="border", align_corners=align_corners, impl=impl
-    )
+    ours = st.sample(image, grid, kernel="nearest", padding="border", align_corners=align_corners, impl=impl)
     rows = torch.floor(y + 0.5).long().clamp(max=height - 1)
     columns = torch.floor(x + 0.5).long().clamp(max=width - 1)
     assert torch.equal(ours, image[:, :, rows, columns])
@@ -372,14 +366,13 @@ def test_thin_plate_spline_warp(lattice, align_corners, impl):
 # PyTorch, away from integers and never in half precision
 
 
+@pytest.mark.filterwarnings("ignore:Since version 1.3.0")  # (1, 7) with align_corners: it warns, and is right
 @both_corners
 @pytest.mark.parametrize("size", [(5, 8), (1, 7), (3, 4, 6)], ids=str)
 def test_affine_grid(size, align_corners):
     dims = len(size)
     theta = normal(3, dims * (dims + 1))
-    theirs = F.affine_grid(
-        theta.reshape(3, dims, dims + 1), [3, 1, *size], align_corners=align_corners
-    )
+    theirs = F.affine_grid(theta.reshape(3, dims, dims + 1), [3, 1, *size], align_corners=align_corners)
     close(st.Affine(dims).grid(theta, size, align_corners), theirs, EXACT)
 
 
@@ -408,12 +401,8 @@ def test_grid_sample_of_affine_grid(dims, kernel, padding, align_corners, impl):
     theta = family.identity(dtype=torch.float64) + 0.5 * normal(3, family.num_params, seed=1)
 
     def peer(image, theta):
-        grid = F.affine_grid(
-            theta.reshape(3, dims, dims + 1), [3, 2, *out], align_corners=align_corners
-        )
-        return F.grid_sample(
-            image, grid, mode=kernel, padding_mode=padding, align_corners=align_corners
-        )
+        grid = F.affine_grid(theta.reshape(3, dims, dims + 1), [3, 2, *out], align_corners=align_corners)
+        return F.grid_sample(image, grid, mode=kernel, padding_mode=padding, align_corners=align_corners)
 
     def ours(image, theta):
         return st.warp(
@@ -444,14 +433,10 @@ def test_grid_sample(dims, kernel, padding, align_corners, impl):
     image, grid = normal(2, 3, *size), 3 * noise(2, *out, dims, seed=1) - 1.5
 
     def peer(image, grid):
-        return F.grid_sample(
-            image, grid, mode=kernel, padding_mode=padding, align_corners=align_corners
-        )
+        return F.grid_sample(image, grid, mode=kernel, padding_mode=padding, align_corners=align_corners)
 
     def ours(image, grid):
-        return st.sample(
-            image, grid, kernel=kernel, padding=padding, align_corners=align_corners, impl=impl
-        )
+        return st.sample(image, grid, kernel=kernel, padding=padding, align_corners=align_corners, impl=impl)
 
     value, image_gradient, grid_gradient = value_and_gradients(ours, image, grid)
     their_value, their_image_gradient, their_grid_gradient = value_and_gradients(peer, image, grid)
@@ -503,4 +488,4 @@ def test_interpolate_antialias(content, size, out, impl):
     inside = (..., slice(1, -1), slice(1, -1))
     close(ours[inside], theirs[inside], EXACT)  # the very same weights, so far below the 0.02 promised
     plain = F.interpolate(image, size=out, mode="bilinear")
-    assert (plain[inside] - theirs[inside]).abs().max() > 0.1  # there is something to smooth
+    assert (plain[inside] - theirs[inside]).abs().max() > 0.05  # there is something to smooth

@@ -26,13 +26,18 @@ DEFAULT_LIMIT = 8.0
 NEAR_ONE = 1e-5
 
 
-def footprints(jacobian: Sequence[Sequence[Tensor]], limit: float) -> list[Tensor]:
-    """Input pixels that an output pixel spans along x, y (, z), from 1 to ``limit``."""
+def footprints(jacobian: Sequence[Sequence[Tensor]], limit: float, *, rounded_over: int = 0) -> list[Tensor]:
+    """Input pixels that an output pixel spans along x, y (, z), from 1 to ``limit``.
+
+    ``rounded_over``: where slopes are differences of coordinates, the pixels that these run over; what
+    such coordinates' rounding makes of a scale of 1 counts as 1 too.
+    """
     found = []
+    near = max(NEAR_ONE, 4 * torch.finfo(jacobian[0][0].dtype).eps * rounded_over)
     for row in jacobian:
         squared = torch.stack(torch.broadcast_tensors(*[slope * slope for slope in row])).sum(0)
         # Compared before the root, whose slope at zero is infinite; a NaN is no downsampling.
-        wider = squared > (1 + NEAR_ONE) ** 2
+        wider = squared > (1 + near) ** 2
         found.append(torch.where(wider, squared, 1.0).clamp(max=limit * limit).sqrt())
     return found
 
@@ -52,7 +57,11 @@ def widened_taps(
     reach = math.ceil(kernel.radius * limit)
     lowest = -reach if kernel.rounds else 1 - reach  # inside is from -1/2 to 1/2 there, else from 0 to 1
     stretched = {offset: kernel((inside - offset) / footprint, axis) for offset in range(lowest, reach + 1)}
-    total = torch.stack(list(stretched.values())).sum(0) if kernel.partition_of_unity else footprint
+    total = footprint
+    if kernel.partition_of_unity:
+        total = torch.zeros_like(inside)
+        for weight in stretched.values():  # one by one: the order of a sum over an axis depends on the shape
+            total = total + weight
     still = footprint == 1
     zero = torch.zeros_like(inside)
     # Where nothing is widened the other branch must not carry a 0 / 0 back.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
 
 from .info import info
@@ -18,7 +20,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "info", help="versions, devices, and which implementation each operation would take, and why"
     )
     parser.parse_args(arguments)
-    print(info())
+    try:
+        print(info(), flush=True)
+    except BrokenPipeError:  # `stn info | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

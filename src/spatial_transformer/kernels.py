@@ -81,13 +81,15 @@ class Kernel(nn.Module):
         function = self._callables[which]
         if function is None:
             function = self.functions[self._callables[:which].count(None)]
-        value = function(distance)
+        # Beyond the radius the function may be undefined: it is not asked there, so that no NaN comes back.
+        within = (distance >= -self.radius) & (distance < self.radius)
+        value = function(torch.where(within, distance, 0.0))
         if not isinstance(value, Tensor) or value.shape != distance.shape:
             given = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(
                 f"a Kernel's function must return weights of shape {list(distance.shape)}, got {given}"
             )
-        return torch.where((distance >= -self.radius) & (distance < self.radius), value, 0.0)
+        return torch.where(within, value, 0.0)
 
     def plain_taps(self, position: Tensor, axis: int) -> tuple[Tensor, dict[int, Tensor]]:
         """The tap at or left of each position (as a float, no gradient), and weights by offset from it."""

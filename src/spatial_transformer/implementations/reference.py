@@ -44,7 +44,8 @@ def warp(image: Tensor, theta: Tensor, family: Family, size: Size, reading: Read
     ]
     spans = None
     if reading.antialias:
-        spans = footprints(family.jacobian(theta, in_size, size, reading.align_corners), reading.limit)
+        slopes = family.jacobian(theta, in_size, size, reading.align_corners)
+        spans = footprints(slopes, reading.limit, rounded_over=0 if family.homogeneous else max(in_size))
     return arranged(read(image.to(theta.dtype), positions, spans, reading), image)
 
 
@@ -52,7 +53,9 @@ def sample(image: Tensor, grid: Tensor, reading: Reading) -> Tensor:
     """V of equation 3 for a given grid. [N, C, *in], [N, T, *out, dims] -> [N, T, C, *out]"""
     grid = grid.to(compute_dtype(image, grid))
     positions = pixel_axes(grid.unbind(-1), tuple(image.shape[2:]), reading.align_corners)
-    spans = footprints(grid_jacobian(positions), reading.limit) if reading.antialias else None
+    spans = None
+    if reading.antialias:
+        spans = footprints(grid_jacobian(positions), reading.limit, rounded_over=max(image.shape[2:]))
     return arranged(read(image.to(grid.dtype), positions, spans, reading), image)
 
 
