@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import types
 
@@ -83,8 +84,7 @@ NAMES = '"zeros", "border", "reflection", "circular"'
     ("padding inf", ValueError, "padding", math.inf, "finite", "inf"),
     ("padding nan", ValueError, "padding", math.nan, "finite", "nan"),
     ("fill inf", ValueError, "padding", [0.0, math.inf, 0.0], "finite", "inf"),
-    ("fill nan", ValueError, "padding", torch.tensor([math.nan, 0.0, 0.0]), "finite", "nan"),
-    ("fill nan 0-d", ValueError, "padding", torch.tensor(math.nan), "finite", "nan"),
+    ("fill nan", ValueError, "padding", (math.nan, 0.0, 0.0), "finite", "nan"),  # a tensor's may be anywhere
     ("fill for 2 of 3", ValueError, "padding", [0.0, 1.0], "3 channels", "[0.0, 1.0]"),
     ("fill for 4 of 3", ValueError, "padding", torch.zeros(4), "3 channels", "[4]"),
     ("fill of rank 2", ValueError, "padding", torch.zeros(3, 1), "3 channels", "[3, 1]"),
@@ -207,6 +207,17 @@ PADDINGS = ["zeros", "border", "reflection", "circular", 0.5, (0.1, 0.2, 0.3)]
 KERNELS = ["nearest", "bilinear", "bicubic", st.Kernel(lambda d: torch.exp(-d * d), radius=1.5)]
 
 
+@contextlib.contextmanager
+def skipping_what_it_cannot(impl):
+    """The fused kernels may refuse; the other two do everything."""
+    try:
+        yield
+    except RuntimeError as error:
+        if impl == "fused" and "cannot run here" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
 def differentiated(result, *inputs):
     gradients = torch.autograd.grad(result.sum(), inputs)
     assert [g.shape for g in gradients] == [i.shape for i in inputs]
@@ -222,7 +233,8 @@ def test_batch_0(impl, dims, kernel, padding):
     image = torch.rand(0, 3, *(4, 3, 5)[:dims], requires_grad=True)
     for copies in ((), (2,)):
         theta = torch.zeros(0, *copies, family.num_params, requires_grad=True)
-        warped = st.warp(image, theta, family, size=out, **options)
+        with skipping_what_it_cannot(impl):
+            warped = st.warp(image, theta, family, size=out, **options)
         assert warped.shape == (0, *copies, 3, *out)
         differentiated(warped, image, theta)
         grid = torch.zeros(0, *copies, *out, dims, requires_grad=True)
@@ -260,7 +272,8 @@ def test_batch_0_through_the_module(impl, copies):
     localiser = st.ConvLocaliser(1, (28, 28))
     transformer = st.SpatialTransformer(localiser, st.Affine(), copies=copies, impl=impl)
     image = torch.rand(0, 1, 28, 28, requires_grad=True)
-    warped = transformer(image)
+    with skipping_what_it_cannot(impl):
+        warped = transformer(image)
     assert warped.shape == ((0, 1, 28, 28) if copies == 1 else (0, copies, 1, 28, 28))
     warped.sum().backward()
     assert image.grad.shape == image.shape
@@ -288,9 +301,9 @@ BOTH = (st.Affine, st.Projective)
 def test_pinned_numbers_of_every_family(family, names):
     raises(TypeError, family.__name__, names, "'zoom'", family, zoom=0.5)
     first = family().names[0]
-    raises(TypeError, first, "a number", "'half'", family, **{first: "half"})
-    raises(TypeError, first, "a number", "tensor(1.)", family, **{first: torch.tensor(1.0)})
-    raises(TypeError, first, "a number", "[1.0]", family, **{first: [1.0]})
+    raises(TypeError, first, "a finite number", "'half'", family, **{first: "half"})
+    raises(TypeError, first, "a finite number", "tensor(1.)", family, **{first: torch.tensor(1.0)})
+    raises(TypeError, first, "a finite number", "[1.0]", family, **{first: [1.0]})
 
 
 @pytest.mark.parametrize("family", [st.Translation, st.Attention, st.Similarity, st.Affine, st.Projective])
@@ -451,3 +464,64 @@ def test_the_module(error, name, expected, given, arguments):
 def test_what_a_localiser_gives_is_checked_too():
     transformer = build(Silent(), head=nn.Identity())  # 4 numbers, of 6
     raises(ValueError, "theta", "[N, 6]", "[2, 4]", transformer, IMAGE)
+
+
+@pytest.mark.parametrize(
+    "family", [st.Translation(), st.Attention(scale=0.5), st.Affine(), st.ThinPlateSpline()]
+)
+@pytest.mark.parametrize("surplus", [-1, 1])
+def test_theta_of_the_wrong_length_in_a_familys_own_methods(family, surplus):
+    given = family.num_params + surplus
+    raises(
+        ValueError,
+        "theta",
+        f"[..., {family.num_params}]",
+        f"[1, {given}]",
+        family.grid,
+        torch.zeros(1, given),
+        (2, 2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected", "given", "options"),
+    [
+        ("kernel", "bilinear", "'cubic'", {"kernel": "cubic"}),
+        ("padding", "circular", "'wrap'", {"padding": "wrap"}),
+        ("align_corners", "True or False", "3", {"align_corners": 3}),
+        ("size", "(H, W)", "(2, 2, 2)", {"size": (2, 2, 2)}),
+        ("size", "(H, W)", "5", {"size": 5}),
+        ("antialias", "at least 1", "0.5", {"antialias": 0.5}),
+        ("impl", "reference", "'fast'", {"impl": "fast"}),
+    ],
+)
+def test_a_modules_options_are_checked_when_it_is_made(argument, expected, given, options):
+    localiser = st.DenseLocaliser(1, (4, 4))
+    with pytest.raises((ValueError, TypeError)) as caught:
+        st.SpatialTransformer(localiser, st.Affine(), **options)
+    for piece in (argument, expected, given):
+        assert piece in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "given", "make"),
+    [
+        ("dims", "'2'", lambda: st.Affine(dims="2")),
+        ("dims", "4", lambda: st.Similarity(dims=4)),
+        ("dims", "2.0", lambda: st.Projective(dims=2.0)),
+        ("lattice", "4", lambda: st.ThinPlateSpline(lattice=4)),
+        ("size", "28", lambda: st.LearnedBasis(16, 28)),
+        ("size", "2.5", lambda: st.LearnedBasis(16, (2.5, 3))),
+        ("scale", "nan", lambda: st.Attention(scale=float("nan"))),
+        ("scale", "True", lambda: st.Attention(scale=True)),
+        ("radius", "True", lambda: st.Kernel(torch.ones_like, radius=True)),
+        ("family", "'affine'", lambda: st.Head(3, "affine")),
+        ("copies", "1.5", lambda: st.Head(3, st.Affine(), copies=1.5)),
+        ("in_size", "(1, 1)", lambda: st.ConvLocaliser(1, (1, 1), padding=3)),
+    ],
+)
+def test_constructors_name_what_is_wrong(argument, given, make):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        make()
+    assert argument in str(caught.value)
+    assert given in str(caught.value)

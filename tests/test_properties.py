@@ -125,7 +125,7 @@ def test_samples_are_independent(call, which):
     for impl in ("reference", "torch"):
         whole = st.warp(image, theta, family, **options, impl=impl)
         alone = st.warp(image[row : row + 1], theta[row : row + 1], family, **options, impl=impl)
-        # Other shapes go through other loops, which may round and sum in another order: a few roundings of the
+        # Other shapes go through other loops, which may sum in another order: a few roundings of the
         # coordinate (of the size of theta times the image, times a slope below 4) and of the output.
         reach = (1 + theta.abs().max().item()) * max(*image.shape[2:], *options["size"])
         tolerance = 4 * torch.finfo(image.dtype).eps * max(1.0, whole.abs().max().item())

@@ -42,7 +42,7 @@ class ControlPoints(Family):
     """
 
     def __init__(self, lattice: Size, pinned: dict[str, float]) -> None:
-        if not all(isinstance(n, int) for n in lattice) or len(lattice) not in (2, 3) or min(lattice) < 2:
+        if not whole_numbers(lattice, least=2):
             raise ValueError(
                 f"lattice must be two (2D) or three (3D) whole numbers of at least 2, got {lattice!r}"
             )
@@ -168,10 +168,7 @@ class ControlPoints(Family):
         ]
 
     def crop(self, centre: Sequence[float], scale: Sequence[float]) -> Tensor:
-        placed = self._control * torch.tensor(scale, dtype=torch.float64) + torch.tensor(
-            centre, dtype=torch.float64
-        )
-        return self.free(placed.flatten()).to(torch.float32)
+        return self.free(placed(self._control, centre, scale).flatten()).to(torch.float32)
 
 
 class ThinPlateSpline(ControlPoints):
@@ -255,9 +252,9 @@ class LearnedBasis(Family):
         dtype: torch.dtype = torch.float32,
         **pinned: float,
     ) -> None:
+        if not whole_numbers(size, least=1):
+            raise ValueError(f"size must be (H, W) or (D, H, W), at least 1 along every axis, got {size!r}")
         size, dims = tuple(size), len(size)
-        if dims not in (2, 3) or min(size) < 1:
-            raise ValueError(f"size must be (H, W) or (D, H, W), at least 1 along every axis, got {size}")
         spline: ThinPlateSpline | None = None
         if start == "homogeneous":
             if points != dims + 1:
@@ -277,7 +274,7 @@ class LearnedBasis(Family):
             names=[f"{axis}_{k}" for k in range(count) for axis in "xyz"[:dims]],
             pinned=pinned,
         )
-        self.size, self.align_corners = size, align_corners
+        self.size, self.align_corners, self.start = size, align_corners, start
         target = lattice(size, align_corners, dtype=torch.float64, device=torch.device("cpu")).reshape(
             -1, dims
         )
@@ -348,16 +345,28 @@ class LearnedBasis(Family):
         ]
 
     def crop(self, centre: Sequence[float], scale: Sequence[float]) -> Tensor:
-        identity = torch.tensor(self._identity, dtype=torch.float64).unflatten(0, (-1, self.dims))
-        placed = identity * torch.tensor(scale, dtype=torch.float64)
-        shift = torch.tensor(centre, dtype=torch.float64)
-        if (
-            len(identity) == self.dims + 1 and not identity[-1].any()
-        ):  # homogeneous: the last column is the shift
-            placed[-1] += shift
+        points = torch.tensor(self._identity, dtype=torch.float64, device="cpu").unflatten(0, (-1, self.dims))
+        if self.start == "homogeneous":  # the last column is the shift, the others are scaled
+            placed_points = placed(points, [0.0] * self.dims, scale)
+            placed_points[-1] = torch.tensor(centre, dtype=torch.float64, device="cpu")
         else:
-            placed = placed + shift
-        return self.free(placed.flatten()).to(torch.float32)
+            placed_points = placed(points, centre, scale)
+        return self.free(placed_points.flatten()).to(torch.float32)
+
+
+def placed(points: Tensor, centre: Sequence[float], scale: Sequence[float]) -> Tensor:
+    """Points of [-1, 1]^dims in a box. float64 [K, dims]"""
+    stretch, shift = (torch.tensor(value, dtype=torch.float64, device="cpu") for value in (scale, centre))
+    return points * stretch + shift
+
+
+def whole_numbers(value: Any, *, least: int) -> bool:
+    """Whether these are two or three whole numbers of at least ``least``."""
+    return (
+        isinstance(value, Sequence)
+        and len(value) in (2, 3)
+        and all(isinstance(n, int) and n >= least for n in value)
+    )
 
 
 def points_lattice(points: int | Size, dims: int) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ control points are in ``control_points``.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -81,8 +82,7 @@ class Family(nn.Module):
         pinned: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__()
-        if dims not in (2, 3):
-            raise ValueError(f"dims must be 2 or 3, got {dims!r}")
+        two_or_three(dims)
         names = tuple(names) or tuple(f"theta_{i}" for i in range(len(identity)))
         if len(names) != len(identity):
             raise ValueError(
@@ -94,8 +94,8 @@ class Family(nn.Module):
                 raise TypeError(
                     f"{type(self).__name__} has no parameter {name!r} to pin; it has {', '.join(names)}"
                 )
-            if isinstance(value, Tensor) or not isinstance(value, (int, float)):
-                raise TypeError(f"{name} must be a number to be pinned, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise TypeError(f"{name} must be a finite number to be pinned, got {value!r}")
         self.dims = dims
         self.names = names
         self.pinned = {name: float(value) for name, value in pinned.items()}
@@ -120,6 +120,10 @@ class Family(nn.Module):
 
     def full(self, theta: Tensor) -> Tensor:
         """theta with the pinned numbers put in. [..., num_params] -> [..., len(names)]"""
+        if theta.shape[-1] != self.num_params:
+            raise ValueError(
+                f"theta must be [..., {self.num_params}] for {type(self).__name__}, got {list(theta.shape)}"
+            )
         if not self.pinned:
             return theta
         numbers = iter(theta.unbind(-1))
@@ -213,8 +217,8 @@ class Family(nn.Module):
         ``centre`` and ``scale`` are one number for each of x, y (, z), in normalised coordinates;
         ``scale`` 1 is the whole image.
         """
-        matrix = torch.diag(torch.tensor([*scale, 1.0], dtype=torch.float32))
-        matrix[:-1, -1] = torch.tensor(centre, dtype=torch.float32)
+        matrix = torch.diag(torch.tensor([*scale, 1.0], dtype=torch.float32, device="cpu"))
+        matrix[:-1, -1] = torch.tensor(centre, dtype=torch.float32, device="cpu")
         return self.free(self.from_matrix(matrix))
 
     def _need_closed(self, method: str) -> None:
@@ -329,7 +333,8 @@ class Translation(Family):
     """
 
     def __init__(self, dims: int = 2, **pinned: float) -> None:
-        super().__init__(dims=dims, identity=[0.0] * dims, names="xyz"[:dims], pinned=pinned)
+        names = "xyz"[: two_or_three(dims)]
+        super().__init__(dims=dims, identity=[0.0] * dims, names=names, pinned=pinned)
 
     def matrix(self, theta: Tensor) -> Tensor:
         shift = self.full(theta)
@@ -346,9 +351,8 @@ class Attention(Family):
     """
 
     def __init__(self, dims: int = 2, **pinned: float) -> None:
-        super().__init__(
-            dims=dims, identity=[1.0] + [0.0] * dims, names=("scale", *"xyz"[:dims]), pinned=pinned
-        )
+        names = ("scale", *"xyz"[: two_or_three(dims)])
+        super().__init__(dims=dims, identity=[1.0] + [0.0] * dims, names=names, pinned=pinned)
 
     def matrix(self, theta: Tensor) -> Tensor:
         theta = self.full(theta)
@@ -357,6 +361,9 @@ class Attention(Family):
     def from_matrix(self, matrix: Tensor) -> Tensor:
         scale = matrix[..., : self.dims, : self.dims].diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
         return torch.cat([scale, matrix[..., : self.dims, -1]], dim=-1)
+
+    def crop(self, centre: Sequence[float], scale: Sequence[float]) -> Tensor:
+        return super().crop(centre, [min(scale)] * self.dims)  # the largest window that stays in the box
 
 
 class Similarity(Family):
@@ -368,7 +375,7 @@ class Similarity(Family):
     """
 
     def __init__(self, dims: int = 2, **pinned: float) -> None:
-        turn = ("a", "b") if dims == 2 else ("qw", "qx", "qy", "qz")
+        turn = ("a", "b") if two_or_three(dims) == 2 else ("qw", "qx", "qy", "qz")
         identity = [1.0] + [0.0] * (len(turn) - 1 + dims)
         super().__init__(dims=dims, identity=identity, names=(*turn, *"xyz"[:dims]), pinned=pinned)
 
@@ -391,6 +398,9 @@ class Similarity(Family):
             return torch.cat([matrix[..., :2, 0], shift], dim=-1)
         return torch.cat([scaled_quaternion(matrix[..., :3, :3]), shift], dim=-1)
 
+    def crop(self, centre: Sequence[float], scale: Sequence[float]) -> Tensor:
+        return super().crop(centre, [min(scale)] * self.dims)
+
     def inverse(self, theta: Tensor) -> Tensor:
         if self.dims == 2:
             return super().inverse(theta)
@@ -398,10 +408,12 @@ class Similarity(Family):
         theta = at_least_float32(theta)
         turn, shift = theta[..., :4], theta[..., 4:]
         norm = turn.square().sum(-1, keepdim=True)
-        back = torch.where(norm > 0, turn * turn.new_tensor([1, -1, -1, -1]) / norm, torch.nan)
+        some = norm > 0
+        back = turn * turn.new_tensor([1, -1, -1, -1]) / torch.where(some, norm, 1.0)
         zero = torch.zeros_like(shift)
         linear = self.matrix(torch.cat([back, zero], dim=-1))[..., :3]
-        return torch.cat([back, -(linear * shift[..., None, :]).sum(-1)], dim=-1)
+        found = torch.cat([back, -(linear * shift[..., None, :]).sum(-1)], dim=-1)
+        return torch.where(some, found, torch.nan)
 
     def compose(self, first: Tensor, then: Tensor) -> Tensor:
         if self.dims == 2:
@@ -462,7 +474,7 @@ class Affine(_PixelMatrices):
     def __init__(self, dims: int = 2, **pinned: float) -> None:
         super().__init__(
             dims=dims,
-            identity=[float(a == b) for a in range(dims) for b in range(dims + 1)],
+            identity=[float(a == b) for a in range(two_or_three(dims)) for b in range(dims + 1)],
             names=[f"theta_{a}{b}" for a in range(1, dims + 1) for b in range(1, dims + 2)],
             pinned=pinned,
         )
@@ -478,7 +490,7 @@ class Projective(_PixelMatrices):
     """Projective transformations: a square matrix, row by row, whose last number is 1."""
 
     def __init__(self, dims: int = 2, **pinned: float) -> None:
-        side = dims + 1
+        side = two_or_three(dims) + 1
         super().__init__(
             dims=dims,
             identity=[float(a == b) for a in range(side) for b in range(side)][:-1],
@@ -495,6 +507,12 @@ class Projective(_PixelMatrices):
         last = matrix[..., -1:, -1:]
         # A matrix whose last number is 0 sends the centre to infinity: theta cannot say that.
         return torch.where(last == 0, torch.nan, matrix / last).flatten(-2)[..., :-1]
+
+
+def two_or_three(dims: int) -> int:
+    if dims not in (2, 3) or not isinstance(dims, int):
+        raise ValueError(f"dims must be 2 or 3, got {dims!r}")
+    return dims
 
 
 def settle(theta: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,7 +56,7 @@ class Kernel(nn.Module):
         functions: list[Any] = list(function) if isinstance(function, (tuple, list)) else [function]
         if len(functions) not in (1, 2, 3) or not all(callable(f) for f in functions):
             raise TypeError(f"function must be a callable, or one for each axis, got {function!r}")
-        if not (isinstance(radius, (int, float)) and 0 < radius < math.inf):
+        if isinstance(radius, bool) or not (isinstance(radius, (int, float)) and 0 < radius < math.inf):
             raise ValueError(f"radius must be a positive number of pixels, got {radius!r}")
         self.functions = nn.ModuleList(f for f in functions if isinstance(f, nn.Module))
         self._callables = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 
@@ -32,8 +33,10 @@ class Head(nn.Module):
         self, in_features: int, family: Family, *, copies: int = 1, start: str | Tensor = "identity"
     ) -> None:
         super().__init__()
-        if copies < 1:
-            raise ValueError(f"copies must be at least 1, got {copies}")
+        if not isinstance(family, Family):
+            raise TypeError(f"family must be a Family such as st.Affine(), got {family!r}")
+        if not isinstance(copies, int) or copies < 1:
+            raise ValueError(f"copies must be a whole number of at least 1, got {copies!r}")
         if family.num_params < 1:
             raise ValueError("family must have a number that is not pinned: there is nothing to learn")
         self.in_features, self.copies, self.num_params = in_features, copies, family.num_params
@@ -42,7 +45,7 @@ class Head(nn.Module):
         if isinstance(start, Tensor):
             first = start
         elif start == "identity":
-            first = family.identity()
+            first = family.identity(device="cpu")
         elif start == "tile":
             first = torch.stack([family.crop(centre, scale) for centre, scale in tiles(copies, family.dims)])
         else:
@@ -64,9 +67,15 @@ class Head(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         dtype = torch.promote_types(features.dtype, torch.float32)
-        with torch.autocast(features.device.type, enabled=False):
+        with no_autocast(features.device.type):
             theta = F.linear(features.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
         return theta if self.copies == 1 else theta.unflatten(-1, (self.copies, self.num_params))
+
+
+def no_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:
+    if not torch.amp.is_autocast_available(device_type):  # "meta"
+        return contextlib.nullcontext()
+    return torch.autocast(device_type, enabled=False)
 
 
 class DenseLocaliser(nn.Module):
@@ -132,6 +141,8 @@ class ConvLocaliser(nn.Module):
             )
         layers: list[nn.Module] = [AVERAGE_POOLS[dims](downsample)] if downsample > 1 else []
         extent, width = [n // downsample for n in in_size], in_channels
+        if min(extent) < 1:
+            raise ValueError(f"in_size {tuple(in_size)} is too small for downsample={downsample}")
         for filters, window in zip(channels, pools, strict=True):
             layers += [CONVOLUTIONS[dims](width, filters, kernel_size, stride, padding), nn.ReLU()]
             extent, width = [(n + 2 * padding - kernel_size) // stride + 1 for n in extent], filters

@@ -105,8 +105,11 @@ def inverted(matrix: Tensor) -> Tensor:
     """Inverses, computed in float64; NaN for those that have none, and no harm to the others."""
     finite = matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
     eye = torch.eye(matrix.shape[-1], dtype=torch.float64, device=matrix.device)
-    inverse, info = torch.linalg.inv_ex(torch.where(finite, matrix.to(torch.float64), eye))
+    with torch.no_grad():
+        _, info = torch.linalg.inv_ex(torch.where(finite, matrix.to(torch.float64), eye))
+    # Replaced before they are inverted: those that have none must send no NaN back.
     good = finite & (info == 0)[..., None, None]
+    inverse = torch.linalg.inv_ex(torch.where(good, matrix.to(torch.float64), eye)).inverse
     return torch.where(good, inverse, torch.nan).to(matrix.dtype)
 
 

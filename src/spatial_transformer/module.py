@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, overload
 
+import torch
 from torch import Tensor, nn
 
 from . import checks
@@ -74,12 +75,17 @@ class SpatialTransformer(nn.Module):
                     f"head makes {head.copies} x {head.num_params} numbers, "
                     f"copies={copies} of {type(family).__name__} need {copies} x {family.num_params}"
                 )
+        # What is wrong with the options is said here, not at the first call.
+        channels = len(padding) if isinstance(padding, Sequence) and not isinstance(padding, str) else 1
+        example = torch.empty(1, channels, *[1] * family.dims, device="cpu")
+        checks.reading(
+            example, kernel=kernel, padding=padding, align_corners=align_corners, antialias=antialias
+        )
         self.localiser, self.head, self.family = localiser, head, family
         self.copies = copies
-        self.size = None if size is None else tuple(size)
+        self.size = None if size is None else checks.size(size, example)
         self.kernel, self.padding = kernel, padding
         self.align_corners, self.antialias, self.impl = align_corners, antialias, checks.impl(impl)
-        checks.limit(antialias)
 
     def extra_repr(self) -> str:
         shown = ["size", "copies", "padding", "align_corners", "antialias", "impl"]

@@ -1,0 +1,307 @@
+"""The benchmarks' runner: what it refuses, how it meters, what it writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # benchmarks/ is not installed
+
+from benchmarks import measure, run, table  # noqa: E402
+from benchmarks.suites import CPU_CASES, PEER, Case, inputs, near_identity, pytorch, truth  # noqa: E402
+
+SMALL = Case((2, 3, 9, 11))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small tensors on several threads wait for one another far longer than they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def measured(**contenders: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Any]:
+    given = inputs(SMALL)
+    return measure.measured(
+        given, {PEER: pytorch, **contenders}, truth, measure.DEVICES["cpu"], measure.QUICK
+    )
+
+
+# What it writes
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a smoke run from the command line writes."""
+    path = tmp_path_factory.mktemp("benchmarks") / "new" / "cpu.json"
+    command = [sys.executable, "-m", "benchmarks.run", "--suite", "cpu", "--quick", "--out", str(path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(path.read_text(), parse_constant=pytest.fail)  # NaN is not JSON
+    assert table.text(found) in done.stdout
+    assert [file.name for file in path.parent.iterdir()] == ["cpu.json"]
+    return found
+
+
+def test_a_run_records_where_and_what(result: dict[str, Any]) -> None:
+    assert result["suite"] == "cpu"
+    assert result["quick"] is True
+    assert result["date"].startswith("20")
+    assert result["commit"] is None or len(result["commit"]) == 40
+    assert result["device"]["name"]
+    assert result["device"]["threads"] == 1
+    assert result["versions"]["torch"] == torch.__version__
+    assert set(result["versions"]) == {"python", "torch", "numpy", "spatial_transformer"}
+    assert result["settings"]["tolerance"] == measure.TOLERANCE
+    assert [case["name"] for case in result["cases"]] == [case.name for case in CPU_CASES]
+
+
+def test_a_run_records_every_number(result: dict[str, Any]) -> None:
+    for case in result["cases"]:
+        assert case["output"] == case["image"]
+        assert case["theta"][0] == case["image"][0]
+        assert list(case["contenders"]) == result["contenders"]
+        for name, found in case["contenders"].items():
+            assert found["wrong"] is None
+            assert set(found["errors"]) == {"output", "image's gradient", "theta's gradient"}
+            assert all(0 < error < measure.TOLERANCE for error in found["errors"].values())
+            for kind in measure.PASSES:
+                got = found[kind]
+                low, high = got["quartiles"]
+                assert 0 < low <= got["median"] <= high
+                assert got["rounds"] == 2
+                assert got["memory"] > 0
+                if name == PEER:
+                    assert got["speed"] is None
+                else:
+                    peer = case["contenders"][PEER][kind]
+                    assert got["speed"] == pytest.approx(peer["median"] / got["median"])
+                    assert got["interval"][0] <= got["speed"] <= got["interval"][1]
+
+
+def test_the_table_has_a_row_for_each_case_and_pass(
+    result: dict[str, Any], tmp_path: Path, capsys: Any
+) -> None:
+    path = tmp_path / "cpu.json"
+    run.write(result, path)
+    table.main([str(path)])
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
+    assert len(rows) == 2 + len(CPU_CASES) * len(measure.PASSES)
+    assert {len(row) for row in rows} == {7}
+    found = result["cases"][1]["contenders"]['impl="torch"']["forward"]
+    row = rows[2 + 2]
+    assert row[:2] == ["2 x 1 x 16 x 16", "forward"]
+    assert row[3].startswith(table.milliseconds(found["median"]))
+    assert row[4].startswith(f"{found['speed']:.2f} (")
+    assert row[6] == f"{found['memory'] / 1e6:.2f}"
+    assert any("smoke run" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.00012344, "0.123"), (0.0012344, "1.23"), (0.0999, "99.9"), (1.2344, "1234")]
+)
+def test_times_have_three_digits(seconds: float, shown: str) -> None:
+    assert table.milliseconds(seconds) == shown
+
+
+def test_a_failed_write_leaves_the_last_result(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.json"
+    run.write({"cases": []}, path)
+    with pytest.raises(TypeError):
+        run.write({"cases": object()}, path)
+    assert json.loads(path.read_text()) == {"cases": []}
+    assert [file.name for file in tmp_path.iterdir()] == ["cpu.json"]
+
+
+# What it refuses
+
+
+def fails(image: Tensor, theta: Tensor) -> Tensor:
+    raise RuntimeError("cannot run here")
+
+
+@pytest.mark.parametrize(
+    ("contender", "reason"),
+    [
+        (lambda image, theta: 1.002 * pytorch(image, theta), "output is off by 2.0e-03"),
+        (
+            lambda image, theta: pytorch(1.002 * image - 0.002 * image.detach(), theta),
+            "image's gradient is off",
+        ),
+        (
+            lambda image, theta: pytorch(image, 1.002 * theta - 0.002 * theta.detach()),
+            "theta's gradient is off",
+        ),
+        (lambda image, theta: pytorch(image, theta) * torch.nan, "output is off by nan"),
+        (lambda image, theta: pytorch(image, theta.detach()), "RuntimeError: "),
+        (fails, "RuntimeError: cannot run here"),
+    ],
+    ids=["output", "image gradient", "theta gradient", "nan", "no gradient", "raises"],
+)
+def test_a_wrong_contender_gets_no_speed(contender: Callable[[Tensor, Tensor], Tensor], reason: str) -> None:
+    found = measured(wrong=contender)
+    assert found["wrong"]["wrong"].startswith(reason)
+    assert all(found["wrong"][kind] is None for kind in measure.PASSES)
+    json.dumps(found, allow_nan=False)
+    assert found[PEER]["wrong"] is None
+    assert all(found[PEER][kind]["median"] > 0 for kind in measure.PASSES)
+
+
+def test_a_wrong_contender_stays_in_the_table(result: dict[str, Any]) -> None:
+    found = measured(wrong=fails)
+    case = {"name": SMALL.name, "image": list(SMALL.shape), "contenders": found}
+    shown = table.text({**result, "contenders": list(found), "cases": [case]})
+    assert shown.count("  wrong  ") == len(measure.PASSES)
+    assert "2x3x9x11, wrong: no speed, RuntimeError: cannot run here." in shown
+
+
+def test_nothing_is_divided_by_a_wrong_peer() -> None:
+    found = measure.measured(
+        inputs(SMALL), {PEER: fails, "right": pytorch}, truth, measure.DEVICES["cpu"], measure.QUICK
+    )
+    assert found["right"]["forward"]["median"] > 0
+    assert found["right"]["forward"]["speed"] is None
+
+
+def test_the_runner_fails_where_a_contender_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    arguments = ["--quick", "--cases", "256x1x28x28"]
+    assert run.main(arguments) == 0
+    monkeypatch.setitem(run.CONTENDERS, 'impl="torch"', fails)
+    assert run.main(arguments) == 1
+    assert "no speed" in capsys.readouterr().out
+
+
+# How it times
+
+
+def test_who_goes_first_alternates() -> None:
+    turns = []
+
+    def call(name: str) -> tuple[Tensor, ...]:
+        turns.append(name)
+        return ()
+
+    calls = {name: lambda name=name: call(name) for name in "abc"}
+    times = measure.interleaved(calls, measure.QUICK._replace(rounds=3))
+    assert "".join(turns) == "abc" + "abc" + "cba" + "abc"  # once to warm up
+    assert all(len(seconds) == 3 for seconds in times.seconds.values())
+
+
+def test_a_turn_gives_the_time_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: float(next(clock)))
+    assert measure.turn(lambda: (), least=4.0) == 1.0
+
+
+@pytest.mark.parametrize("load", [0.0, 1.0])
+def test_disturbed_rounds_do_not_count(monkeypatch: pytest.MonkeyPatch, load: float) -> None:
+    """A machine on which a process runs during the first three rounds (load 1), by a clock of our own."""
+    now = busy = 0.0
+
+    def call() -> tuple[Tensor, ...]:
+        nonlocal now, busy
+        disturbed = load > 0 and now < 6.5
+        now += 2.0 if disturbed else 1.0
+        busy += 2.0 * load if disturbed else 0.0
+        return ()
+
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(measure, "busy_elsewhere", lambda: busy)
+    effort = measure.Effort(rounds=4, seconds=0.0, patience=100.0, turn=0.5)
+    times = measure.interleaved({"a": call}, effort)
+    assert times.seconds == {"a": [1.0] * 4}
+    assert times.dropped == 3 * load
+    assert times.others == 0.0
+    now = busy = 0.0
+    times = measure.interleaved({"a": call}, effort._replace(patience=0.0))  # no time to wait for peace
+    assert times.dropped == 0
+    assert times.others == pytest.approx(0.75 * load)
+
+
+def test_speed_is_the_peers_time_over_ours() -> None:
+    ours = [1.0, 1.1, 0.9, 1.0, 1.05]
+    ratio, (low, high) = measure.speed([2 * seconds for seconds in ours], ours)
+    assert ratio == low == high == 2.0  # what load both share cancels
+    ratio, (low, high) = measure.speed([0.5, 0.4, 0.6, 0.5, 0.7], ours)  # a loss is a loss
+    assert ratio == 0.5
+    assert low < ratio < high
+
+
+# How it counts memory
+
+
+def floats(count: int) -> Tensor:
+    return torch.empty(count, dtype=torch.float32)
+
+
+def test_the_meter_counts_what_is_freed_again() -> None:
+    def call() -> tuple[Tensor, ...]:
+        first = floats(1000)
+        second = floats(500)
+        del first
+        last = floats(100)
+        del second
+        return (last,)
+
+    # At most 1500 numbers at once, 100 of which the result would have needed anyway.
+    assert measure.cpu_peak(call) == 4 * (1000 + 500 - 100)
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 12345])
+def test_the_meter_counts_what_lives_beside_the_result(beyond: int) -> None:
+    def call() -> tuple[Tensor, ...]:
+        kept, extra = floats(777), floats(beyond)
+        result = floats(1000)
+        del extra
+        return result, kept, result[:10]  # a view is no second result
+
+    assert measure.cpu_peak(call) == 4 * beyond
+
+
+def test_the_meter_counts_whatever_else_is_alive() -> None:
+    alive = [floats(5000)]
+
+    def call() -> tuple[Tensor, ...]:
+        alive.append(floats(10))  # what is kept counts
+        floats(300)
+        return ()
+
+    assert measure.cpu_peak(call) == 4 * (10 + 300)
+
+
+def test_the_meter_gives_the_same_every_time() -> None:
+    call = measure.forward_backward(pytorch, inputs(SMALL))
+    assert len({measure.cpu_peak(call) for _ in range(3)}) == 1
+
+
+# What it feeds
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_thetas_stay_near_the_identity(dims: int) -> None:
+    matrix = near_identity(500, dims, torch.Generator().manual_seed(0)).unflatten(1, (dims, dims + 1))
+    shift, scales = matrix[..., -1], matrix[..., :-1].norm(dim=1)  # rotations keep the columns' lengths
+    assert 0.19 < shift.abs().max() <= 0.2
+    assert 0.8 <= scales.min() < 0.81
+    assert 1.19 < scales.max() <= 1.2 + 1e-6
+    if dims == 2:
+        angles = torch.atan2(matrix[:, 1, 0], matrix[:, 0, 0]).rad2deg().abs()
+        assert 29 < angles.max() <= 30
+
+
+def test_inputs_are_the_same_every_time() -> None:
+    assert all(torch.equal(a, b) for a, b in zip(inputs(SMALL), inputs(SMALL), strict=True))
