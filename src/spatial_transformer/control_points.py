@@ -78,30 +78,30 @@ class ControlPoints(Family):
     def _kept(self, key: Any, compute: Callable[[], Tensor]) -> Tensor:
         if tracing():
             return compute()
-        if key not in self._bases:
+        found = self._bases.get(key)
+        if found is None:
             # Not an inference tensor: the same basis may be trained through later.
             with torch.inference_mode(False), torch.no_grad():
-                self._bases[key] = compute()
+                found = self._bases[key] = compute()
             while len(self._bases) > KEPT_BASES:
                 self._bases.popitem(last=False)
-        return self._bases[key]
+        return found
 
-    def _basis(self, size: Size, align_corners: bool, like: Tensor) -> Tensor:
+    def _basis(self, size: Size, align_corners: bool, device: torch.device) -> Tensor:
         """B over a target grid. float64 [K, points]"""
 
         def compute() -> Tensor:
-            target = lattice(size, align_corners, dtype=torch.float64, device=like.device)
+            target = lattice(size, align_corners, dtype=torch.float64, device=device)
             return self.basis_at(target.reshape(-1, self.dims)).T.contiguous()
 
-        return self._kept(("basis", tuple(size), align_corners, like.device), compute)
+        return self._kept(("basis", tuple(size), align_corners, device), compute)
 
-    def _slopes(self, size: Size, align_corners: bool, like: Tensor) -> Tensor:
+    def _slopes(self, size: Size, align_corners: bool, device: torch.device) -> Tensor:
         """How B changes over an output pixel, along x, y (, z). float64 [dims, K, points]"""
 
         def compute() -> Tensor:
-            target = lattice(size, align_corners, dtype=torch.float64, device=like.device).reshape(
-                -1, self.dims
-            )
+            target = lattice(size, align_corners, dtype=torch.float64, device=device)
+            target = target.reshape(-1, self.dims)
             return torch.stack(
                 [
                     (self.basis_at(target + step) - self.basis_at(target - step)).T
@@ -109,7 +109,7 @@ class ControlPoints(Family):
                 ]
             )
 
-        return self._kept(("slopes", tuple(size), align_corners, like.device), compute)
+        return self._kept(("slopes", tuple(size), align_corners, device), compute)
 
     # T_theta = M_theta B
 
@@ -117,9 +117,16 @@ class ControlPoints(Family):
         """The K source points. [..., dims, K]"""
         return self.full(theta).unflatten(-1, (-1, self.dims)).transpose(-1, -2)
 
-    def basis(self, size: Size, align_corners: bool = False, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    def basis(
+        self,
+        size: Size,
+        align_corners: bool = False,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
         """B over a target grid of ``size``, row after row. [K, points]"""
-        return self._basis(size, align_corners, self._control).to(dtype)
+        return self._basis(size, align_corners, torch.device(device)).to(dtype)
 
     def offsets(self, theta: Tensor) -> Tensor:
         """How far the source points are from where the identity has them. [..., dims, K]"""
@@ -129,7 +136,7 @@ class ControlPoints(Family):
 
     def grid(self, theta: Tensor, size: Size, align_corners: bool = False) -> Tensor:
         theta = at_least_float32(theta)
-        moved = precise_product(self.offsets(theta), self._basis(size, align_corners, theta))
+        moved = precise_product(self.offsets(theta), self._basis(size, align_corners, theta.device))
         target = lattice(size, align_corners, dtype=theta.dtype, device=theta.device)
         return target + moved.to(theta.dtype).transpose(-1, -2).unflatten(-2, tuple(size))
 
@@ -140,7 +147,7 @@ class ControlPoints(Family):
         return points.to(theta.dtype) + moved.transpose(-1, -2)
 
     def pixels(self, theta: Tensor, in_size: Size, out_size: Size, align_corners: bool) -> list[Tensor]:
-        moved = precise_product(self.offsets(theta), self._basis(out_size, align_corners, theta))
+        moved = precise_product(self.offsets(theta), self._basis(out_size, align_corners, theta.device))
         moved = moved.to(theta.dtype).unflatten(-1, tuple(out_size))
         along = axes(out_size, None, dtype=theta.dtype, device=theta.device)
         found = []
@@ -153,7 +160,7 @@ class ControlPoints(Family):
     def jacobian(
         self, theta: Tensor, in_size: Size, out_size: Size, align_corners: bool
     ) -> list[list[Tensor]]:
-        slopes = self._slopes(out_size, align_corners, theta)
+        slopes = self._slopes(out_size, align_corners, theta.device)
         offsets = self.offsets(theta)
         columns = []
         for b, out in enumerate(reversed(out_size)):
@@ -291,14 +298,21 @@ class LearnedBasis(Family):
         """The K source points. [..., dims, K]"""
         return self.full(theta).unflatten(-1, (-1, self.dims)).transpose(-1, -2)
 
-    def basis(self, size: Size, align_corners: bool = False, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    def basis(
+        self,
+        size: Size,
+        align_corners: bool = False,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
         """B, if ``size`` and ``align_corners`` are its own. [K, points]"""
         if tuple(size) != self.size or align_corners != self.align_corners:
             raise ValueError(
                 f"this LearnedBasis is for size={self.size}, align_corners={self.align_corners}; "
                 f"got size={tuple(size)}, align_corners={align_corners}"
             )
-        return self.B.to(dtype)
+        return self.B.to(dtype=dtype, device=device)
 
     def grid(self, theta: Tensor, size: Size, align_corners: bool = False) -> Tensor:
         theta = at_least_float32(theta)

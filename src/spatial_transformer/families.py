@@ -152,11 +152,18 @@ class Family(nn.Module):
         """M_theta. [..., dims, dims + 1], or [..., dims + 1, dims + 1] where it divides by w"""
         raise NotImplementedError(f"{type(self).__name__} defines neither matrix() nor points()")
 
-    def basis(self, size: Size, align_corners: bool = False, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    def basis(
+        self,
+        size: Size,
+        align_corners: bool = False,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
         """B: the target grid in homogeneous coordinates, row after row. [dims + 1, points]"""
         if not self.homogeneous:
             raise NotImplementedError(f"{type(self).__name__} is not of the form M_theta B")
-        flat = lattice(size, align_corners, dtype=dtype).reshape(-1, self.dims)
+        flat = lattice(size, align_corners, dtype=dtype, device=torch.device(device)).reshape(-1, self.dims)
         return torch.cat([flat, torch.ones_like(flat[:, :1])], dim=1).T
 
     def grid(self, theta: Tensor, size: Size, align_corners: bool = False) -> Tensor:
@@ -168,7 +175,7 @@ class Family(nn.Module):
         """
         theta = at_least_float32(theta)
         if self.homogeneous:
-            return torch.stack(homogeneous_grid(self.matrix(theta), size, align_corners), dim=-1)
+            return homogeneous_grid(self.matrix(theta), size, align_corners)
         target = lattice(size, align_corners, dtype=theta.dtype, device=theta.device)
         return self.points(theta, target.reshape(-1, self.dims)).unflatten(-2, tuple(size))
 

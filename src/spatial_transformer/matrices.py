@@ -15,8 +15,6 @@ HORIZON = 1e-12
 
 def precise_product(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` in float64: global switches and autocast may round float32 products to TF32 or bfloat16."""
-    if a.device.type == "mps":  # has no float64, and no such switch
-        return a @ b
     return (a.to(torch.float64) @ b.to(torch.float64)).to(torch.promote_types(a.dtype, b.dtype))
 
 
@@ -49,10 +47,24 @@ def homogeneous_rows(
     return rows
 
 
-def homogeneous_grid(matrix: Tensor, size: Size, align_corners: bool) -> list[Tensor]:
-    """Normalised source coordinates along x, y (, z) of a matrix's sampling grid. Each [..., *size]"""
+def homogeneous_grid(
+    matrix: Tensor, size: Size, align_corners: bool, *, shift: Tensor | None = None
+) -> Tensor:
+    """Normalised source coordinates of a matrix's sampling grid. [..., R, dims + 1] -> [..., *size, dims]
+
+    ``shift`` [...] is added to every coordinate of an affine matrix's grid, without another pass over it.
+    """
+    dims = len(size)
     along = axes(size, align_corners, dtype=matrix.dtype, device=matrix.device)
-    return divided(homogeneous_rows(matrix, along, trailing=len(size)), len(size))
+    spread = matrix.reshape(*matrix.shape[:-2], *[1] * dims, *matrix.shape[-2:])
+    *columns, value = spread.unbind(-1)  # each [..., 1, 1, R]
+    if shift is not None:
+        value = value + shift.reshape(*shift.shape, *[1] * (dims + 1))
+    for column, position in zip(reversed(columns), reversed(along), strict=True):  # x last, as above
+        value = value + column * position[..., None]
+    if matrix.shape[-2] == dims:
+        return value
+    return torch.stack(divided(value.unbind(-1), dims), dim=-1)
 
 
 def visible(rows: Sequence[Tensor], dims: int) -> Tensor:

@@ -77,16 +77,13 @@ def warp(image: Tensor, theta: Tensor, family: Family, size: Size, reading: Read
     if why_plain(image, reading) is not None:
         return reference.warp(image, theta, family, size, reading)
     theta, lost = settle(theta.to(compute_dtype(image, theta)))
-    lean = LEAN * torch.finfo(theta.dtype).eps
-    elsewhere = nowhere(reading)
-    if family.homogeneous:
-        matrix = leaned(family.matrix(theta), family.dims, lean)
-        # A constant matrix instead of a pass over the grid for what came of a NaN.
-        matrix = torch.where(lost[..., None, None], constant_matrix(matrix, elsewhere), matrix)
-        along = homogeneous_grid(matrix, size, reading.align_corners)
-        if matrix.shape[-2] > family.dims:  # division by w can give anything
-            along = [tame(position, elsewhere) for position in along]
-        grid = torch.stack(along, dim=-1)
+    lean, elsewhere = LEAN * torch.finfo(theta.dtype).eps, nowhere(reading)
+    matrix = family.matrix(theta) if family.homogeneous else None
+    if matrix is not None and matrix.shape[-2] == family.dims:
+        # A theta that is finite has a grid that is, and one that was lost a constant: no pass over the grid.
+        matrix = matrix.masked_fill(lost[..., None, None], 0.0)
+        shift = theta.new_full(lost.shape, lean).masked_fill(lost, elsewhere)
+        grid = homogeneous_grid(matrix, size, reading.align_corners, shift=shift)
     else:
         grid = tame(family.grid(theta, size, reading.align_corners) + lean, elsewhere)
         grid = torch.where(lost.reshape(*lost.shape, *[1] * (family.dims + 1)), elsewhere, grid)
@@ -164,21 +161,3 @@ def nowhere(reading: Reading) -> float:
 def tame(position: Tensor, nan: float) -> Tensor:
     """Finite coordinates; those that were not get no gradient."""
     return torch.where(position.isnan(), nan, position.clamp(-FAR, FAR))
-
-
-def leaned(matrix: Tensor, dims: int, lean: float) -> Tensor:
-    """The matrix followed by a shift of every coordinate by ``lean``: no pass over the grid."""
-    if matrix.shape[-2] == dims:
-        return torch.cat([matrix[..., :-1], matrix[..., -1:] + lean], dim=-1)
-    return torch.cat([matrix[..., :dims, :] + lean * matrix[..., dims:, :], matrix[..., dims:, :]], dim=-2)
-
-
-def constant_matrix(like: Tensor, value: float) -> Tensor:
-    """The matrix that maps every point to (value, ..., value)."""
-    row = torch.zeros_like(like[..., :1, :])
-    row[..., -1] = value
-    if like.shape[-2] == like.shape[-1]:  # projective: w stays 1
-        last = torch.zeros_like(row)
-        last[..., -1] = 1.0
-        return torch.cat([row.expand(*[-1] * (row.ndim - 2), like.shape[-2] - 1, -1), last], dim=-2)
-    return row.expand_as(like)
