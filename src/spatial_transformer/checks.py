@@ -142,7 +142,8 @@ def padded(value: Any, image: Tensor) -> tuple[str, float | Tensor]:
 
 
 def finite_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    # By comparison: torch.compile of 2.11 cannot trace math.isfinite.
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
 def limit(value: Any) -> float:
