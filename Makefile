@@ -34,7 +34,7 @@ test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -m "gpu or not slow"
 
 docs: setup
-	$(BIN)/python -m benchmarks.table benchmarks/results/cpu.json
+	$(BIN)/python -m benchmarks.table benchmarks/results/cpu.json --into README.md
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache

@@ -32,7 +32,7 @@ BUSY = 0.15
 # The system counts the time of other processes in ticks of 0.01 s: shorter rounds than this cannot tell.
 TELLING = 0.1
 
-RESAMPLES = 2000  # of the rounds, for the ratio's interval
+RESAMPLES = 1000  # of processes and rounds, for the ratio's interval
 
 Call = Callable[[], tuple[Tensor, ...]]
 
@@ -93,17 +93,18 @@ def why_wrong(found: Mapping[str, float]) -> str | None:
 class Effort(NamedTuple):
     """How long each case and pass is measured."""
 
-    rounds: int = 40  # at least so many that count
-    seconds: float = 10.0  # and at least so long
-    patience: float = 60.0  # but no longer, however few rounds were left in peace
+    processes: int = 5  # fresh ones, one after the other; 0 is this process
+    rounds: int = 10  # in each process at least so many that count
+    seconds: float = 2.0  # and at least so long
+    patience: float = 20.0  # but no longer, however few rounds were left in peace
     turn: float = 0.1  # the least length of a contender's turn in a round
 
 
-QUICK = Effort(rounds=2, seconds=0.0, patience=0.0, turn=0.0)
+QUICK = Effort(processes=0, rounds=2, seconds=0.0, patience=0.0, turn=0.0)
 
 
 class Times(NamedTuple):
-    """Seconds a call, by contender and round, and what else the machine did meanwhile."""
+    """Seconds a call in one process, by contender and round, and what else the machine did meanwhile."""
 
     seconds: dict[str, list[float]]
     dropped: int  # rounds that do not count
@@ -115,8 +116,8 @@ def order(names: Sequence[str], number: int) -> list[str]:
     return list(names) if number % 2 == 0 else list(reversed(names))
 
 
-def interleaved(calls: Mapping[str, Call], effort: Effort) -> Times:
-    """Rounds in which each contender takes its turn.
+def interleaved(calls: Mapping[str, Call], effort: Effort, *, first: int = 0) -> Times:
+    """Rounds in which each contender takes its turn, counted from ``first``.
 
     Rounds disturbed by other processes are dropped whole, whatever their times. Where patience ends first,
     all count, and ``others`` tells.
@@ -131,7 +132,7 @@ def interleaved(calls: Mapping[str, Call], effort: Effort) -> Times:
         begin = time.perf_counter()
         while True:
             start, before = time.perf_counter(), busy_elsewhere()
-            times = {name: turn(calls[name], effort.turn) for name in order(names, len(rounds))}
+            times = {name: turn(calls[name], effort.turn) for name in order(names, first + len(rounds))}
             now, after = time.perf_counter(), busy_elsewhere()
             others = None
             if before is not None and after is not None and now - start >= TELLING:
@@ -176,24 +177,42 @@ def busy_elsewhere() -> float | None:
     return busy - time.process_time()
 
 
+def timed(
+    inputs: Inputs, contenders: Mapping[str, Contender], effort: Effort, *, first: int = 0
+) -> dict[str, Times]:
+    """The times of every pass, in this process."""
+    return {
+        kind: interleaved({name: make(c, inputs) for name, c in contenders.items()}, effort, first=first)
+        for kind, make in PASSES.items()
+    }
+
+
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     low, middle, high = np.percentile(values, [25, 50, 75])
     return float(low), float(middle), float(high)
 
 
-def speed(peer: Sequence[float], ours: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """The peer's median time over ours (above 1: we are faster), and its 95 % interval.
+def speed(
+    peer: Sequence[Sequence[float]], ours: Sequence[Sequence[float]]
+) -> tuple[float, tuple[float, float]]:
+    """The peer's median time over ours (above 1: we are faster), and its 95 % interval. [process][round]
 
-    The interval is a bootstrap over rounds. A round's two times are drawn together: what load they share
-    cancels in the ratio.
+    The interval is a bootstrap: processes are drawn, then rounds of each, since rounds of one process share
+    its luck with memory. The two times of a round are drawn together: what load they share cancels.
     """
-    both = np.array([peer, ours])  # [2, rounds]
-    rounds = both.shape[1]
-    drawn = np.random.default_rng(0).integers(rounds, size=(RESAMPLES, rounds))
-    medians = np.median(both[:, drawn], axis=-1)  # [2, RESAMPLES]
-    low, high = np.percentile(medians[0] / medians[1], [2.5, 97.5])
-    middle = np.median(both, axis=-1)
-    return float(middle[0] / middle[1]), (float(low), float(high))
+    processes = [np.array(both) for both in zip(peer, ours, strict=True)]  # each [2, rounds]
+    generator = np.random.default_rng(0)
+
+    def ratio(chosen: Sequence[np.ndarray[Any, Any]]) -> float:
+        middle = np.median(np.concatenate(chosen, axis=1), axis=1)
+        return float(middle[0] / middle[1])
+
+    drawn = []
+    for _ in range(RESAMPLES):
+        some = [processes[i] for i in generator.integers(len(processes), size=len(processes))]
+        drawn.append(ratio([both[:, generator.integers(both.shape[1], size=both.shape[1])] for both in some]))
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return ratio(processes), (float(low), float(high))
 
 
 # How much memory
@@ -265,9 +284,12 @@ def measured(
     contenders: Mapping[str, Contender],
     truth: Contender,
     device: Device,
-    effort: Effort,
+    timings: Callable[[list[str]], list[dict[str, Times]]],
 ) -> dict[str, Any]:
-    """One case: for each contender its errors and, where it is right, its time, speed and memory."""
+    """One case: for each contender its errors and, where it is right, its time, speed and memory.
+
+    ``timings`` takes the names of those that are right, and gives the times of every pass in each process.
+    """
     precise = Inputs(*(tensor.to(torch.float64) for tensor in inputs))
     expected = forward_backward(truth, precise)()
     found: dict[str, Any] = {}
@@ -280,25 +302,28 @@ def measured(
         except Exception as failure:  # a contender that cannot run stays in the table, with its reason
             found[name]["wrong"] = f"{type(failure).__name__}: {failure}"
     del expected, precise
-    right = {name: contenders[name] for name in contenders if found[name]["wrong"] is None}
+    right = [name for name in contenders if found[name]["wrong"] is None]
+    if not right:
+        return found
+    processes = timings(right)
     for kind, make in PASSES.items():
-        calls = {name: make(contender, inputs) for name, contender in right.items()}
-        if not calls:
-            continue
-        times = interleaved(calls, effort)
-        for name, call in calls.items():
-            low, median, high = quartiles(times.seconds[name])
+        times = [process[kind] for process in processes]
+        others = [process.others for process in times if process.others is not None]
+        for name in right:
+            seconds = [process.seconds[name] for process in times]
+            low, median, high = quartiles([value for rounds in seconds for value in rounds])
             ratio, interval = None, None
-            if PEER in calls and name != PEER:
-                ratio, interval = speed(times.seconds[PEER], times.seconds[name])
+            if PEER in right and name != PEER:
+                ratio, interval = speed([process.seconds[PEER] for process in times], seconds)
             found[name][kind] = {
                 "median": median,
                 "quartiles": [low, high],
-                "rounds": len(times.seconds[name]),
-                "dropped": times.dropped,
-                "others": times.others,
+                "processes": [quartiles(rounds)[1] for rounds in seconds],
+                "rounds": sum(map(len, seconds)),
+                "dropped": sum(process.dropped for process in times),
+                "others": max(others, default=None),
                 "speed": ratio,
                 "interval": interval,
-                "memory": device.peak(call),
+                "memory": device.peak(make(contenders[name], inputs)),
             }
     return found

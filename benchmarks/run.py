@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import multiprocessing
 import os
 import platform
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +23,8 @@ import torch
 import spatial_transformer as st
 
 from . import table
-from .measure import BUSY, DEVICES, QUICK, TOLERANCE, Effort, measured
-from .suites import CONTENDERS, SUITES, inputs, truth
+from .measure import BUSY, DEVICES, QUICK, TOLERANCE, Effort, Times, measured, timed
+from .suites import CONTENDERS, SUITES, Case, inputs, truth
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -55,7 +58,7 @@ def run(
         small = case.shrunk() if quick else case
         print(f"{small.name} ...", file=sys.stderr, flush=True)
         given = inputs(small)
-        found = measured(given, contenders, truth, device, effort)
+        found = measured(given, contenders, truth, device, partial(timings, small, effort))
         result["cases"].append(
             {
                 "name": case.name,
@@ -66,6 +69,22 @@ def run(
             }
         )
     return result
+
+
+def timings(case: Case, effort: Effort, names: list[str]) -> list[dict[str, Times]]:
+    """The times of every pass, in as many fresh processes as the effort says."""
+    if effort.processes == 0:
+        return [in_this_process(case, effort, names, 0)]
+    fresh = multiprocessing.get_context("spawn")  # a forked one would inherit the heap
+    found = []
+    for number in range(effort.processes):
+        with ProcessPoolExecutor(1, mp_context=fresh) as process:
+            found.append(process.submit(in_this_process, case, effort, names, number).result())
+    return found
+
+
+def in_this_process(case: Case, effort: Effort, names: list[str], number: int) -> dict[str, Times]:
+    return timed(inputs(case), {name: CONTENDERS[name] for name in names}, effort, first=number)
 
 
 def commit() -> dict[str, Any]:
@@ -106,10 +125,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--cases", nargs="+", default=[], metavar="NAME", help="only these, such as 256x1x28x28"
     )
+    usual = Effort()
+    parser.add_argument("--processes", type=int, help=f"fresh ones for each case ({usual.processes})")
+    parser.add_argument("--rounds", type=int, help=f"at least, in each process and pass ({usual.rounds})")
     parser.add_argument(
-        "--rounds", type=int, help=f"the least number for each case and pass ({Effort().rounds})"
+        "--seconds", type=float, help=f"at least, in each process and pass ({usual.seconds:g})"
     )
-    parser.add_argument("--seconds", type=float, help=f"the least time for each ({Effort().seconds:g})")
     parser.add_argument("--out", type=Path, help="write the result here, as JSON")
     parser.add_argument("--quick", action="store_true", help="a smoke run: two rounds of shrunk cases")
     given = parser.parse_args(argv)
@@ -117,13 +138,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in given.cases:
         if name not in known:
             parser.error(f"--cases must be of {', '.join(known)}, got {name}")
-    effort = QUICK if given.quick else Effort()
+    effort = QUICK if given.quick else usual
+    if given.processes is not None:
+        effort = effort._replace(processes=given.processes)
     if given.rounds is not None:
         effort = effort._replace(rounds=given.rounds)
     if given.seconds is not None:
         effort = effort._replace(seconds=given.seconds, patience=max(given.seconds, effort.patience))
-    if effort.rounds < 1:
-        parser.error(f"--rounds must be at least 1, got {effort.rounds}")
+    if effort.rounds < 1 or effort.processes < 0:
+        parser.error("--rounds must be at least 1 and --processes at least 0")
     result = run(given.suite, effort, chosen=given.cases, quick=given.quick)
     if given.out:
         write(result, given.out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         prog="python -m benchmarks.table", description="A result's table in Markdown."
     )
     parser.add_argument("result", type=Path, help="what benchmarks.run wrote")
-    print(markdown(json.loads(parser.parse_args(argv).result.read_text())))
+    parser.add_argument(
+        "--into", type=Path, help="put it into this document, between the result's comment and the next"
+    )
+    given = parser.parse_args(argv)
+    table = markdown(json.loads(given.result.read_text()))
+    if given.into is None:
+        print(table)
+    else:
+        given.into.write_text(with_table(given.into.read_text(), given.result.as_posix(), table))
+
+
+def with_table(document: str, result: str, table: str) -> str:
+    """The document with the table between ``<!-- RESULT ... -->`` and ``<!-- end -->``."""
+    pattern = re.compile(rf"(<!-- {re.escape(result)}.*?-->\n).*?(<!-- end -->)", flags=re.DOTALL)
+    if not pattern.search(document):
+        raise SystemExit(f"the document has no place for {result}")
+    return pattern.sub(lambda found: f"{found[1]}\n{table}\n\n{found[2]}", document)
 
 
 if __name__ == "__main__":

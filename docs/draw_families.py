@@ -82,7 +82,10 @@ def draw(path: Path) -> None:
 
     plate = zone_plate(256)
     identity = st.Affine().identity()[None]
-    for antialias, title, pair in ((False, "shrunk 5x, plain", table[:, -2]), (5, "shrunk, antialias", table[:, -1])):
+    for antialias, title, pair in (
+        (False, "shrunk 5x, plain", table[:, -2]),
+        (5, "shrunk, antialias", table[:, -1]),
+    ):
         show(pair[0], plate, title)
         show(pair[1], st.warp(plate, identity, st.Affine(), size=(51, 51), antialias=antialias))
     figure.savefig(path, facecolor="white")

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import measure, run, table
+from benchmarks.suites import CPU_CASES, PEER, Case, Contender, inputs, near_identity, pytorch, truth
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # benchmarks/ is not installed
-
-from benchmarks import measure, run, table  # noqa: E402
-from benchmarks.suites import CPU_CASES, PEER, Case, inputs, near_identity, pytorch, truth  # noqa: E402
-
 SMALL = Case((2, 3, 9, 11))
 
 
@@ -32,11 +30,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def measured(**contenders: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Any]:
+def measured(contenders: dict[str, Contender]) -> dict[str, Any]:
     given = inputs(SMALL)
-    return measure.measured(
-        given, {PEER: pytorch, **contenders}, truth, measure.DEVICES["cpu"], measure.QUICK
-    )
+
+    def timings(names: list[str]) -> list[dict[str, measure.Times]]:
+        return [measure.timed(given, {name: contenders[name] for name in names}, measure.QUICK)]
+
+    return measure.measured(given, contenders, truth, measure.DEVICES["cpu"], timings)
 
 
 # What it writes
@@ -83,6 +83,7 @@ def test_a_run_records_every_number(result: dict[str, Any]) -> None:
                 low, high = got["quartiles"]
                 assert 0 < low <= got["median"] <= high
                 assert got["rounds"] == 2
+                assert got["processes"] == [got["median"]]
                 assert got["memory"] > 0
                 if name == PEER:
                     assert got["speed"] is None
@@ -152,8 +153,8 @@ def fails(image: Tensor, theta: Tensor) -> Tensor:
     ],
     ids=["output", "image gradient", "theta gradient", "nan", "no gradient", "raises"],
 )
-def test_a_wrong_contender_gets_no_speed(contender: Callable[[Tensor, Tensor], Tensor], reason: str) -> None:
-    found = measured(wrong=contender)
+def test_a_wrong_contender_gets_no_speed(contender: Contender, reason: str) -> None:
+    found = measured({PEER: pytorch, "wrong": contender})
     assert found["wrong"]["wrong"].startswith(reason)
     assert all(found["wrong"][kind] is None for kind in measure.PASSES)
     json.dumps(found, allow_nan=False)
@@ -162,7 +163,7 @@ def test_a_wrong_contender_gets_no_speed(contender: Callable[[Tensor, Tensor], T
 
 
 def test_a_wrong_contender_stays_in_the_table(result: dict[str, Any]) -> None:
-    found = measured(wrong=fails)
+    found = measured({PEER: pytorch, "wrong": fails})
     case = {"name": SMALL.name, "image": list(SMALL.shape), "contenders": found}
     shown = table.text({**result, "contenders": list(found), "cases": [case]})
     assert shown.count("  wrong  ") == len(measure.PASSES)
@@ -170,9 +171,7 @@ def test_a_wrong_contender_stays_in_the_table(result: dict[str, Any]) -> None:
 
 
 def test_nothing_is_divided_by_a_wrong_peer() -> None:
-    found = measure.measured(
-        inputs(SMALL), {PEER: fails, "right": pytorch}, truth, measure.DEVICES["cpu"], measure.QUICK
-    )
+    found = measured({PEER: fails, "right": pytorch})
     assert found["right"]["forward"]["median"] > 0
     assert found["right"]["forward"]["speed"] is None
 
@@ -198,6 +197,9 @@ def test_who_goes_first_alternates() -> None:
     calls = {name: lambda name=name: call(name) for name in "abc"}
     times = measure.interleaved(calls, measure.QUICK._replace(rounds=3))
     assert "".join(turns) == "abc" + "abc" + "cba" + "abc"  # once to warm up
+    turns.clear()
+    measure.interleaved(calls, measure.QUICK, first=1)  # as a second process does
+    assert "".join(turns) == "abc" + "cba" + "abc"
     assert all(len(seconds) == 3 for seconds in times.seconds.values())
 
 
@@ -233,12 +235,29 @@ def test_disturbed_rounds_do_not_count(monkeypatch: pytest.MonkeyPatch, load: fl
 
 
 def test_speed_is_the_peers_time_over_ours() -> None:
-    ours = [1.0, 1.1, 0.9, 1.0, 1.05]
-    ratio, (low, high) = measure.speed([2 * seconds for seconds in ours], ours)
+    ours = [[1.0, 1.1, 0.9], [1.0, 1.05]]
+    ratio, (low, high) = measure.speed([[2 * seconds for seconds in rounds] for rounds in ours], ours)
     assert ratio == low == high == 2.0  # what load both share cancels
-    ratio, (low, high) = measure.speed([0.5, 0.4, 0.6, 0.5, 0.7], ours)  # a loss is a loss
+    ratio, (low, high) = measure.speed([[0.5, 0.4, 0.6], [0.5, 0.7]], ours)  # a loss is a loss
     assert ratio == 0.5
     assert low < ratio < high
+
+
+def test_the_interval_spans_the_luck_of_processes() -> None:
+    """Many rounds that agree within each process are no certainty where processes disagree."""
+    ours = [[1.0] * 20] * 4
+    _, (low, high) = measure.speed([[1.0] * 20, [2.0] * 20, [2.0] * 20, [3.0] * 20], ours)
+    assert (low, high) == (1.0, 3.0)
+
+
+def test_each_process_is_a_fresh_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    effort = measure.QUICK._replace(processes=2, rounds=1)
+    found = run.timings(SMALL, effort, [PEER])
+    assert [list(process) for process in found] == [list(measure.PASSES)] * 2
+    assert all(len(process["forward"].seconds[PEER]) == 1 for process in found)
+    monkeypatch.setitem(run.CONTENDERS, "known here alone", pytorch)
+    with pytest.raises(KeyError):  # a fork of this process would know it too
+        run.timings(SMALL, effort._replace(processes=1), ["known here alone"])
 
 
 # How it counts memory

@@ -11,7 +11,7 @@ import spatial_transformer as st
 torch._dynamo = pytest.importorskip("torch._dynamo")
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
-SIZE = {2: (7, 6), 3: (3, 5, 6)}  # none is a batch size: equal sizes share a symbol in the graph
+SIZE = {2: (7, 6), 3: (3, 5, 6)}  # not the first batch size: equal sizes share a symbol in the graph
 BATCHES = (4, 7, 16, 33)
 
 # Each kind of family, and each of the paths that a warp can take.

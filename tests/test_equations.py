@@ -133,7 +133,7 @@ def test_derivatives_are_equations_6_and_7(dims, impl):
 @pytest.mark.parametrize("dims", [2, 3])
 @pytest.mark.parametrize("align_corners", [False, True])
 def test_at_integers_the_slope_is_the_right_hand_one(dims, align_corners, impl):
-    """DESIGN: U[m + 1] - U[m], not equation 7 to the letter, which gives a constant image a slope."""
+    """As ``coordinates`` says: U[m + 1] - U[m], not equation 7 to the letter."""
     size = SIZES[dims]
     image = images(1, 1, *size)
     family = st.Translation(dims)

@@ -525,3 +525,29 @@ def test_constructors_name_what_is_wrong(argument, given, make):
         make()
     assert argument in str(caught.value)
     assert given in str(caught.value)
+
+
+def test_numbers_of_numpys():
+    image, theta = torch.rand(1, 2, 4, 4), st.Affine().identity()[None]
+    found = st.warp(image, theta, st.Affine(), size=(np.int64(3), 3), padding=np.array([0.1, 0.2]))
+    assert torch.equal(found, st.warp(image, theta, st.Affine(), size=(3, 3), padding=[0.1, 0.2]))
+    assert st.Attention(scale=np.float32(0.5)).pinned == {"scale": 0.5}
+    st.warp(image, theta, st.Affine(), padding=np.float32(0.5), antialias=np.float64(2))
+
+
+def test_sizes_and_points_of_the_wrong_dimensions():
+    theta = st.Affine().identity()[None]
+    raises(ValueError, "size", "(H, W)", "(3, 3, 3)", st.Affine().grid, theta, (3, 3, 3))
+    spline = st.ThinPlateSpline()
+    raises(ValueError, "size", "(H, W)", "(3,)", spline.grid, spline.identity()[None], (3,))
+    raises(ValueError, "points", "[..., n, 2]", "[5, 3]", st.Affine().points, theta, torch.zeros(5, 3))
+    raises(ValueError, "in_size", "(H, W)", "28", st.ConvLocaliser, 1, 28)
+
+
+def test_export_to_a_folder_that_is_not_there(tmp_path):
+    pytest.importorskip("onnxscript")
+    module = st.SpatialTransformer(st.DenseLocaliser(1, (4, 4)), st.Affine())
+    path = tmp_path / "nowhere" / "model.onnx"
+    raises(
+        FileNotFoundError, "path", "exists", "nowhere", st.export_onnx, module, torch.rand(2, 1, 4, 4), path
+    )

@@ -382,6 +382,16 @@ def test_map_boxes_of_a_known_crop():
     close(box, torch.tensor([[-0.5, -0.5, 0.5, 0.5]]))
 
 
+def test_a_box_that_the_horizon_crosses_has_none():
+    family = st.Projective()
+    theta = family.identity()
+    theta[6] = 0.9
+    found = family.map_boxes(theta, torch.tensor([[-0.9, -0.9, 1.3, 0.9], [-0.5, -0.5, 0.5, 0.5]]))
+    assert found[0].isnan().all()
+    corners = family.map_points(theta, torch.tensor([[-0.5, -0.5], [-0.5, 0.5], [0.5, -0.5], [0.5, 0.5]]))
+    close(found[1], torch.cat([corners.amin(0), corners.amax(0)]), atol=1e-6)
+
+
 def test_a_point_that_appears_nowhere():
     flat = st.PiecewiseAffine((2, 2))
     theta = torch.tensor([[0.0, 0, 0, 0, 0, 0, 0, 0]])  # every pixel looks at the centre

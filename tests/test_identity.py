@@ -75,7 +75,8 @@ def test_flips_and_quarter_turns_are_exact(size, align_corners):
         assert torch.equal(found, image.rot90(1, (-2, -1)))
 
 
-@pytest.mark.parametrize("family_name", FAMILY_NAMES)
+# A learned B is rounded itself: its samples lie on either side of their pixel in any implementation.
+@pytest.mark.parametrize("family_name", [name for name in FAMILY_NAMES if not name.startswith("Learned")])
 @pytest.mark.parametrize("size", [(12, 13), (28, 28), (60, 64), (224, 100)])
 def test_gradient_of_theta_at_the_identity_start(size, family_name):
     """``torch`` against ``reference`` in float32 within 1e-3, where PyTorch's own is up to 84 % off."""
@@ -88,9 +89,6 @@ def test_gradient_of_theta_at_the_identity_start(size, family_name):
         output = st.warp(image, theta, family, impl=impl)
         gradients.append(torch.autograd.grad(output, theta, cotangent)[0])
     error = (gradients[1] - gradients[0]).norm() / gradients[0].norm()
-    if family_name.startswith("LearnedBasis"):
-        # A learned B is rounded itself: its samples lie on either side of their pixel in any implementation.
-        pytest.skip("a learned basis has no exact identity")
     assert error < 1e-3
 
 

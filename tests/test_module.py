@@ -6,6 +6,7 @@ import copy
 import io
 import itertools
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import spatial_transformer as st
+from benchmarks.measure import cpu_peak
 from spatial_transformer.control_points import KEPT_BASES
 
 IMPLS = ("reference", "torch")
@@ -536,3 +538,82 @@ def test_a_quarter_turn():
     transformer = st.SpatialTransformer(Found(), st.Similarity(), head=head, impl="reference")
     image = torch.rand(1, 1, 6, 6)
     assert torch.equal(transformer(image), torch.rot90(image, 1, (2, 3)))
+
+
+# What a warp of many transforms takes and gives
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_an_image_is_not_copied_for_its_transforms(impl):
+    """Eight crops of a large image: the peak beyond the output is far below one more image."""
+    image = torch.rand(1, 16, 128, 128)
+    theta = st.Attention().identity().expand(1, 8, -1) * 0.5
+    peak = cpu_peak(lambda: (st.warp(image, theta, st.Attention(), size=(8, 8), impl=impl),))
+    assert peak < image.nbytes / 2
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("copies", [None, 2])
+@pytest.mark.parametrize("dims", [2, 3])
+def test_layouts_are_kept(dims, copies, impl):
+    """Channels last in, channels last out, each transform of an image for itself."""
+    family = st.Affine(dims)
+    layout = torch.channels_last if dims == 2 else torch.channels_last_3d
+    image = torch.rand(2, 3, *SIZES[dims]).contiguous(memory_format=layout)
+    theta = family.identity().expand(*((2,) if copies is None else (2, copies)), -1)
+    output = st.warp(image, theta, family, impl=impl)
+    one = output if copies is None else output[:, 0]
+    assert one.stride(1) == 1
+    assert one.stride()[2:] == image.stride()[2:]
+    assert st.warp(image.contiguous(), theta, family, impl=impl).is_contiguous()
+
+
+def test_no_operator_is_registered():
+    """Whoever registers one holds it to torch.library.opcheck."""
+    names = torch._C._dispatch_get_all_op_names()
+    assert not [name for name in names if name.startswith("spatial_transformer")]
+
+
+def test_a_fill_that_is_a_tensor_moves_with_the_module():
+    transformer = st.SpatialTransformer(
+        st.DenseLocaliser(3, (4, 4)), st.Affine(), padding=torch.tensor([0.1, 0.2, 0.3])
+    )
+    assert transformer.double().padding.dtype == torch.float64
+    assert "padding" not in transformer.state_dict()
+    assert transformer(torch.rand(2, 3, 4, 4, dtype=torch.float64)).shape == (2, 3, 4, 4)
+
+
+def test_copies_are_held_to():
+    localiser = nn.Sequential(nn.Flatten(), nn.Linear(16, 6))
+    transformer = st.SpatialTransformer(localiser, st.Affine(), head=nn.Identity(), copies=4)
+    with pytest.raises(ValueError, match=r"theta must be \[N, 4, 6\] for copies=4, got \[2, 6\]"):
+        transformer(torch.rand(2, 1, 4, 4))
+    with pytest.raises(ValueError, match="copies must be a whole number of at least 1, got -3"):
+        st.SpatialTransformer(localiser, st.Affine(), head=nn.Identity(), copies=-3)
+
+
+def test_a_learned_basis_of_another_size_is_refused_when_the_module_is_made():
+    with pytest.raises(ValueError, match=r"size=\(8, 8\).*got size=\(9, 9\)"):
+        st.SpatialTransformer(st.DenseLocaliser(1, (8, 8)), st.LearnedBasis(16, (8, 8)), size=(9, 9))
+
+
+def test_a_learned_basis_is_reset():
+    family = st.LearnedBasis(16, (6, 6))
+    first = family.B.detach().clone()
+    nn.init.normal_(family.B)
+    family.reset_parameters()
+    assert torch.equal(family.B, first)
+
+
+def test_bases_in_use_stay_and_threads_do_not_meet():
+    """The least recently used goes; four threads on more sizes than are kept."""
+    family = st.ThinPlateSpline()
+    sizes = [(4, width) for width in range(4, 4 + 2 * KEPT_BASES)]
+    theta = family.identity()[None]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in pool.map(lambda size: family.grid(theta, size), sizes * 8):
+            pass
+    kept = family._basis((4, 4), False, torch.device("cpu"))
+    for size in sizes[1:]:
+        family.grid(theta, size)
+        assert family._basis((4, 4), False, torch.device("cpu")) is kept

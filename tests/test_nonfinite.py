@@ -109,16 +109,19 @@ def test_a_horizon_through_the_image(padding_name, impl):
             assert tensor.isfinite().all()
 
 
+@pytest.mark.parametrize("padding_name", ["zeros", "reflection", "fill"])
+@pytest.mark.parametrize("dims", [2, 3])
 @pytest.mark.parametrize("family_name", FAMILY_NAMES)
-def test_antialiased(family_name):
-    family = families(2, (3, 3), dtype=torch.float32)[family_name]
-    image = images(3, 1, 7, 6, dtype=torch.float32)
+def test_antialiased(family_name, dims, padding_name):
+    family = families(dims, (3,) * dims, dtype=torch.float32)[family_name]
+    image = images(3, 1, *SIZE[dims], dtype=torch.float32)
     good = thetas(family, 3, dtype=torch.float32)
-    clean = outcome(image, good, family, size=(3, 3), antialias=2)
+    options = {"size": (3,) * dims, "antialias": 1.6, "padding": padding(padding_name, 1)}
+    clean = outcome(image, good, family, **options)
     for value in BAD:
         theta = good.clone()
         theta[1] = value
-        found = outcome(image, theta, family, size=(3, 3), antialias=2)
+        found = outcome(image, theta, family, **options)
         for tensor in found:
             assert tensor.isfinite().all(), value
         for expected, tensor in zip(clean[:3], found[:3], strict=True):
@@ -142,3 +145,49 @@ def test_inverse_of_a_singular_theta_is_nan_for_that_sample_alone():
     found = st.Affine().inverse(theta)
     assert found[1].isnan().all()
     assert torch.equal(found[[0, 2]], expected[[0, 2]])
+
+
+class Exponential(st.Family):
+    """A family of one's own whose matrix is infinite for thetas that are not."""
+
+    def __init__(self):
+        super().__init__(dims=2, identity=[0.0, 0.0, 0.0])
+
+    def matrix(self, theta):
+        scale, x, y = self.full(theta).unbind(-1)
+        zero = torch.zeros_like(scale)
+        return torch.stack([scale.exp(), zero, x, zero, scale.exp(), y], -1).unflatten(-1, (2, 3))
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("padding_name", PADDINGS)
+def test_a_family_of_ones_own_that_overflows(padding_name, impl):
+    """grid_sample would leave the image's memory. (theta's own gradient is exp's: 0 times infinity.)"""
+    image = images(3, 2, 64, 64, dtype=torch.float32).requires_grad_()
+    good = torch.tensor([[0.1, 0.0, 0.1]] * 3)
+    theta = good.clone()
+    theta[1, 0] = 100.0
+    options = {"padding": padding(padding_name, 2), "impl": impl}
+    output = st.warp(image, theta, Exponential(), **options)
+    (gradient,) = torch.autograd.grad(output.sum(), image)
+    assert output.isfinite().all()
+    assert gradient.isfinite().all()
+    assert torch.equal(output[[0, 2]], st.warp(image, good, Exponential(), **options)[[0, 2]])
+    assert not Exponential.bounded
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("padding_name", PADDINGS)
+@pytest.mark.parametrize("kernel_name", KERNELS)
+@pytest.mark.parametrize("dims", [2, 3])
+def test_antialiased_grids_with_holes(dims, kernel_name, padding_name, impl):
+    size = SIZE[dims]
+    image = images(1, 2, *size, dtype=torch.float32).requires_grad_()
+    grid = 1.5 * st.Affine(dims).grid(thetas(st.Affine(dims), 1, dtype=torch.float32), (3,) * dims)
+    for row, value in enumerate([math.nan, math.inf, 3e38]):
+        grid.view(-1, dims)[2 * row, row % dims] = value
+    grid.requires_grad_()
+    options = {"kernel": kernel(kernel_name), "padding": padding(padding_name, 2), "impl": impl}
+    output = st.sample(image, grid, antialias=2, **options)
+    for tensor in (output, *torch.autograd.grad(output.sum(), (image, grid))):
+        assert tensor.isfinite().all()

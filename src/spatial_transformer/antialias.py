@@ -35,8 +35,10 @@ def footprints(jacobian: Sequence[Sequence[Tensor]], limit: float, *, rounded_ov
     found = []
     near = max(NEAR_ONE, 4 * torch.finfo(jacobian[0][0].dtype).eps * rounded_over)
     for row in jacobian:
-        squared = torch.stack(torch.broadcast_tensors(*[slope * slope for slope in row])).sum(0)
-        # Compared before the root, whose slope at zero is infinite; a NaN is no downsampling.
+        # What is not finite is no downsampling, and must not meet a gradient of zero on the way back.
+        finite = [torch.where(slope.isfinite(), slope, 0.0) for slope in row]
+        squared = torch.stack(torch.broadcast_tensors(*[slope * slope for slope in finite])).sum(0)
+        # Compared before the root, whose slope at zero is infinite.
         wider = squared > (1 + near) ** 2
         found.append(torch.where(wider, squared, 1.0).clamp(max=limit * limit).sqrt())
     return found

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,8 @@ from .antialias import DEFAULT_LIMIT
 from .families import Family
 from .implementations import IMPLEMENTATIONS
 from .kernels import KERNELS, PADDINGS, Kernel, Reading
+
+NUMBERS = (int, float, np.integer, np.floating)
 
 
 def image(value: Any) -> Tensor:
@@ -88,11 +91,11 @@ def size(value: Any, image: Tensor) -> tuple[int, ...]:
         expected = "(H, W)" if dims == 2 else "(D, H, W)"
         raise ValueError(f"size must be {expected} for image of {shape(image)}, got {described(value)}")
     for length in value:
-        if isinstance(length, bool) or not isinstance(length, (int, torch.SymInt)):
+        if isinstance(length, bool) or not isinstance(length, (int, torch.SymInt, np.integer)):
             raise TypeError(f"size must be whole numbers, got {value!r}")
         if length < 1:
             raise ValueError(f"size must be at least 1 along every axis, got {tuple(value)}")
-    return tuple(value)
+    return tuple(int(length) if isinstance(length, np.integer) else length for length in value)
 
 
 def reading(image: Tensor, *, kernel: Any, padding: Any, align_corners: Any, antialias: Any) -> Reading:
@@ -119,10 +122,12 @@ def padded(value: Any, image: Tensor) -> tuple[str, float | Tensor]:
     """The padding's mode, and the value of a constant one."""
     if isinstance(value, str):
         return one_of("padding", value, PADDINGS), 0.0
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, NUMBERS) and not isinstance(value, bool):
         if not finite_number(value):
             raise ValueError(f"padding must be a finite number, got {value!r}")
         return "fill", float(value)
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
     if isinstance(value, (Sequence, Tensor)):
         if isinstance(value, Tensor):  # its numbers are not looked at: that would wait for the device
             good = not value.is_complex() and value.shape in ((), (1,), image.shape[1:2])
@@ -143,14 +148,14 @@ def padded(value: Any, image: Tensor) -> tuple[str, float | Tensor]:
 
 def finite_number(value: Any) -> bool:
     # By comparison: torch.compile of 2.11 cannot trace math.isfinite.
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
+    return isinstance(value, NUMBERS) and not isinstance(value, bool) and bool(-math.inf < value < math.inf)
 
 
 def limit(value: Any) -> float:
     """The widest footprint that is followed, from the ``antialias`` argument."""
     if isinstance(value, bool):
         return DEFAULT_LIMIT if value else 1.0
-    if not isinstance(value, (int, float)) or not 1 <= value < math.inf:
+    if not isinstance(value, NUMBERS) or not 1 <= value < math.inf:
         raise ValueError(
             f"antialias must be True, False or the widest footprint to follow, at least 1, got {value!r}"
         )

@@ -7,6 +7,7 @@ the grid and the lattice fix. A basis is computed in float64, once for a size.
 from __future__ import annotations
 
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,10 +28,12 @@ from .coordinates import (
 )
 from .families import Family, at_least_float32
 from .matrices import precise_product
-from .modes import tracing
+from .modes import capturing, tracing
 
-# Sizes and devices whose bases are kept; a transformer meets one or two.
-KEPT_BASES = 8
+# Bases, slopes and lattices that are kept, by size, device and dtype; a transformer meets one or two sizes.
+KEPT_BASES = 16
+
+_keeping = threading.Lock()  # one for all: it is held for a few microseconds
 
 
 class ControlPoints(Family):
@@ -82,7 +85,12 @@ class ControlPoints(Family):
         if found is None:
             # Not an inference tensor: the same basis may be trained through later.
             with torch.inference_mode(False), torch.no_grad():
-                found = self._bases[key] = compute()
+                found = compute()
+            if capturing():  # its contents will exist when the graph is replayed, not before
+                return found
+        with _keeping:
+            self._bases[key] = found
+            self._bases.move_to_end(key)
             while len(self._bases) > KEPT_BASES:
                 self._bases.popitem(last=False)
         return found
@@ -135,6 +143,7 @@ class ControlPoints(Family):
         return self.matrix(theta) - control.T
 
     def grid(self, theta: Tensor, size: Size, align_corners: bool = False) -> Tensor:
+        self._check_size(size)
         theta = at_least_float32(theta)
         moved = precise_product(self.offsets(theta), self._basis(size, align_corners, theta.device))
         target = lattice(size, align_corners, dtype=theta.dtype, device=theta.device)
@@ -282,14 +291,20 @@ class LearnedBasis(Family):
             pinned=pinned,
         )
         self.size, self.align_corners, self.start = size, align_corners, start
-        target = lattice(size, align_corners, dtype=torch.float64, device=torch.device("cpu")).reshape(
-            -1, dims
-        )
-        if spline is not None:
-            first = spline.basis_at(target).T
+        self._spline = spline
+        self.B = nn.Parameter(torch.empty(count, math.prod(size), dtype=dtype))  # [K, points]
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """B back to its start."""
+        target = lattice(self.size, self.align_corners, dtype=torch.float64, device=torch.device("cpu"))
+        target = target.reshape(-1, self.dims)
+        if self._spline is not None:
+            first = self._spline.basis_at(target)
         else:
-            first = torch.cat([target, torch.ones_like(target[:, :1])], dim=1).T
-        self.B = nn.Parameter(first.to(dtype).contiguous())  # [K, points]
+            first = torch.cat([target, torch.ones_like(target[:, :1])], dim=1)
+        with torch.no_grad():
+            self.B.copy_(first.T)
 
     def extra_repr(self) -> str:
         return f"size={self.size}, align_corners={self.align_corners}, {super().extra_repr()}"

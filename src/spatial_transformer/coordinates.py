@@ -60,28 +60,26 @@ def ratio(numerator: float, span: int) -> float:
     return numerator / span if span else 0.0
 
 
-def centred(size: int, *, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """Pixel positions counted from the centre of the axis, ``j - (size - 1) / 2``: exact. [size]"""
-    return torch.arange(size, dtype=dtype, device=device) - (size - 1) / 2
-
-
 def axes(
     size: Size,
     align_corners: bool | None,
     *,
     dtype: torch.dtype,
     device: torch.device | None = None,
+    trailing: int = 0,
 ) -> list[Tensor]:
     """The coordinates of a lattice along x, y (, z), each shaped to broadcast over ``size``.
 
-    Normalised coordinates, or centred pixels where ``align_corners`` is None.
+    Normalised coordinates, or centred pixels where ``align_corners`` is None; ``trailing`` more axes of
+    size 1 follow.
     """
     found = []
     for axis, length in enumerate(reversed(size)):  # x is the last axis of the image
-        position = centred(length, dtype=dtype, device=device)
-        if align_corners is not None:
-            position = position * ratio(2.0, span(length, align_corners))
-        found.append(position.reshape(-1, *[1] * axis))
+        half_pixels = torch.arange(
+            1 - length, length, 2, dtype=dtype, device=device
+        )  # from the centre: exact
+        step = 0.5 if align_corners is None else ratio(1.0, span(length, align_corners))
+        found.append((half_pixels * step).reshape(-1, *[1] * (axis + trailing)))
     return found
 
 
@@ -94,10 +92,7 @@ def lattice(
 
 
 def control_lattice(points: Size) -> Tensor:
-    """Control points spread evenly over [-1, 1], the last axis of ``points`` fastest. float64 [K, dims]
-
-    Stored in numbers that every module move leaves alone: see ``Family``.
-    """
+    """Control points spread evenly over [-1, 1], the last axis of ``points`` fastest. float64 [K, dims]"""
     along = [[-1.0 + 2.0 * i / (n - 1) for i in range(n)] for n in points]
     return torch.tensor([p[::-1] for p in itertools.product(*along)], dtype=torch.float64, device="cpu")
 

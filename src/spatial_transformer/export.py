@@ -32,6 +32,8 @@ def export_onnx(model: nn.Module, image: Tensor, path: str | os.PathLike[str]) -
     if image.shape[0] < 2:  # a batch of 1 would be taken for a constant
         image = torch.cat([image, image]) if image.shape[0] else image.new_zeros(2, *image.shape[1:])
     path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"path must be in a folder that exists, got {str(path)!r}")
     partial = path.with_name(f".{path.name}.partial")
     try:
         torch.onnx.export(

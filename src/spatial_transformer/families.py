@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -67,11 +69,13 @@ class Family(nn.Module):
     pinned: name -> value of the numbers that are fixed, and so are not part of theta.
     """
 
-    homogeneous: bool  # whether matrix() acts on homogeneous coordinates and says everything
+    homogeneous: bool = True  # whether matrix() acts on homogeneous coordinates and says everything
+    bounded: bool = False  # whether every theta up to 1e18 has a matrix whose entries are far from infinite
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.homogeneous = cls.points is Family.points
+        cls.bounded = bool(cls.__dict__.get("bounded", False))  # never inherited: matrix() may be another
 
     def __init__(
         self,
@@ -94,7 +98,7 @@ class Family(nn.Module):
                 raise TypeError(
                     f"{type(self).__name__} has no parameter {name!r} to pin; it has {', '.join(names)}"
                 )
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
                 raise TypeError(f"{name} must be a finite number to be pinned, got {value!r}")
         self.dims = dims
         self.names = names
@@ -174,6 +178,7 @@ class Family(nn.Module):
                   [ 0.5000,  0.0000]]]])
         """
         theta = at_least_float32(theta)
+        self._check_size(size)
         if self.homogeneous:
             return homogeneous_grid(self.matrix(theta), size, align_corners)
         target = lattice(size, align_corners, dtype=theta.dtype, device=theta.device)
@@ -182,8 +187,9 @@ class Family(nn.Module):
     def points(self, theta: Tensor, points: Tensor) -> Tensor:
         """Target points to source points, in normalised coordinates. [..., n, dims] -> [..., n, dims]"""
         theta = at_least_float32(theta)
-        matrix = self.matrix(theta)
-        rows = homogeneous_rows(matrix, points.to(theta.dtype).unbind(-1), trailing=1)
+        if points.shape[-1] != self.dims:
+            raise ValueError(f"points must be [..., n, {self.dims}], got {list(points.shape)}")
+        rows = homogeneous_rows(self.matrix(theta), points.to(theta.dtype).unbind(-1), trailing=1)
         return torch.stack(divided(rows, self.dims), dim=-1)
 
     def box(self, theta: Tensor) -> Tensor:
@@ -228,6 +234,11 @@ class Family(nn.Module):
         matrix[:-1, -1] = torch.tensor(centre, dtype=torch.float32, device="cpu")
         return self.free(self.from_matrix(matrix))
 
+    def _check_size(self, size: Size) -> None:
+        if len(size) != self.dims:
+            expected = "(H, W)" if self.dims == 2 else "(D, H, W)"
+            raise ValueError(f"size must be {expected} for {type(self).__name__}, got {tuple(size)}")
+
     def _need_closed(self, method: str) -> None:
         if type(self).from_matrix is Family.from_matrix:
             raise NotImplementedError(f"{type(self).__name__} is not closed: it has no {method}()")
@@ -255,10 +266,10 @@ class Family(nn.Module):
         return torch.stack(divided(rows, self.dims), dim=-1)
 
     def map_boxes(self, theta: Tensor, boxes: Tensor) -> Tensor:
-        """Source boxes to the upright boxes around where they appear. [..., n, 2 * dims] -> the same
+        """Source boxes to the upright boxes around where their corners appear. [..., n, 2 * dims] -> the same
 
         A box is its least and its greatest corner, (x0, y0, x1, y1) or (x0, y0, z0, x1, y1, z1), in
-        normalised coordinates.
+        normalised coordinates. NaN for a box that a projective horizon crosses: it has no such box.
         """
         low_high = boxes.unflatten(-1, (2, self.dims))  # [..., n, 2, dims]
         corners = torch.stack(
@@ -269,8 +280,16 @@ class Family(nn.Module):
             dim=-2,
         )  # [..., n, 2**dims, dims]
         count = corners.shape[-2]
-        found = self.map_points(theta, corners.flatten(-3, -2)).unflatten(-2, (-1, count))
-        return torch.cat([found.amin(-2), found.amax(-2)], dim=-1)
+        flat = corners.flatten(-3, -2)
+        found = self.map_points(theta, flat).unflatten(-2, (-1, count))
+        upright = torch.cat([found.amin(-2), found.amax(-2)], dim=-1)
+        if not self.homogeneous or self.matrix(theta).shape[-2] == self.dims:
+            return upright
+        inverse = inverted(self.matrix(at_least_float32(theta)))
+        w = homogeneous_rows(inverse, flat.to(inverse.dtype).unbind(-1), trailing=1)[-1].unflatten(
+            -1, (-1, count)
+        )
+        return torch.where((w.amin(-1) * w.amax(-1) > 0)[..., None], upright, torch.nan)
 
     # What the implementations ask for
 
@@ -339,6 +358,8 @@ class Translation(Family):
             [0.0000, 1.0000, 0.0000]])
     """
 
+    bounded = True
+
     def __init__(self, dims: int = 2, **pinned: float) -> None:
         names = "xyz"[: two_or_three(dims)]
         super().__init__(dims=dims, identity=[0.0] * dims, names=names, pinned=pinned)
@@ -356,6 +377,8 @@ class Attention(Family):
 
     ``Attention(scale=0.5)`` has theta (x, y): the windows of half the image's size of the bird experiments.
     """
+
+    bounded = True
 
     def __init__(self, dims: int = 2, **pinned: float) -> None:
         names = ("scale", *"xyz"[: two_or_three(dims)])
@@ -380,6 +403,8 @@ class Similarity(Family):
     atan2(b, a). 3D: theta is (qw, qx, qy, qz, x, y, z); the quaternion need not be normalised, its
     squared norm is the scale.
     """
+
+    bounded = True
 
     def __init__(self, dims: int = 2, **pinned: float) -> None:
         turn = ("a", "b") if two_or_three(dims) == 2 else ("qw", "qx", "qy", "qz")
@@ -445,7 +470,7 @@ class _PixelMatrices(Family):
         [..., 3, 3] for ``Projective`` (3D: one more), a tensor or an array. [..., num_params]
         """
         self._need_closed("from_opencv")
-        given = torch.as_tensor(matrix)
+        given = matrix if isinstance(matrix, Tensor) else torch.from_numpy(np.array(matrix))
         expected = self.matrix(self.identity()).shape
         if given.ndim < 2 or given.shape[-2:] != expected:
             raise ValueError(
@@ -478,6 +503,8 @@ class Affine(_PixelMatrices):
             [4., 5., 6.]])
     """
 
+    bounded = True
+
     def __init__(self, dims: int = 2, **pinned: float) -> None:
         super().__init__(
             dims=dims,
@@ -487,7 +514,8 @@ class Affine(_PixelMatrices):
         )
 
     def matrix(self, theta: Tensor) -> Tensor:
-        return self.full(theta).unflatten(-1, (self.dims, self.dims + 1))
+        full = self.full(theta)
+        return full.reshape(*full.shape[:-1], self.dims, self.dims + 1)
 
     def from_matrix(self, matrix: Tensor) -> Tensor:
         return matrix[..., : self.dims, :].flatten(-2)

@@ -45,7 +45,7 @@ class Head(nn.Module):
         if isinstance(start, Tensor):
             first = start
         elif start == "identity":
-            first = family.identity(device="cpu")
+            first = family.identity(dtype=torch.float64, device="cpu")
         elif start == "tile":
             first = torch.stack([family.crop(centre, scale) for centre, scale in tiles(copies, family.dims)])
         else:
@@ -53,7 +53,7 @@ class Head(nn.Module):
         if first.shape not in ((family.num_params,), (copies, family.num_params)):
             expected = f"[{family.num_params}] or [{copies}, {family.num_params}]"
             raise ValueError(f"start must be {expected}, got {list(first.shape)}")
-        self._start = first.detach().to(torch.float32).expand(copies, -1).flatten().tolist()
+        self._start = first.detach().to(torch.float64).expand(copies, -1).flatten().tolist()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -128,7 +128,7 @@ class ConvLocaliser(nn.Module):
         downsample: int = 2,
     ) -> None:
         super().__init__()
-        dims = len(in_size)
+        dims = len(in_size) if isinstance(in_size, Sequence) else 0
         if dims not in CONVOLUTIONS:
             raise ValueError(f"in_size must be (H, W) or (D, H, W), got {in_size!r}")
         for name, layers_of in (("channels", channels), ("hidden", hidden)):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .coordinates import Size, axes, ratio, span
+from .modes import tracing
 
 # A projective w closer to zero than this is on the horizon, where nothing is seen and no gradient flows.
 HORIZON = 1e-12
@@ -55,16 +56,24 @@ def homogeneous_grid(
     ``shift`` [...] is added to every coordinate of an affine matrix's grid, without another pass over it.
     """
     dims = len(size)
-    along = axes(size, align_corners, dtype=matrix.dtype, device=matrix.device)
-    spread = matrix.reshape(*matrix.shape[:-2], *[1] * dims, *matrix.shape[-2:])
-    *columns, value = spread.unbind(-1)  # each [..., 1, 1, R]
+    along = axes(size, align_corners, dtype=matrix.dtype, device=matrix.device, trailing=1)
+    *columns, value = matrix.reshape(*matrix.shape[:-2], *[1] * dims, *matrix.shape[-2:]).unbind(-1)
     if shift is not None:
         value = value + shift.reshape(*shift.shape, *[1] * (dims + 1))
-    for column, position in zip(reversed(columns), reversed(along), strict=True):  # x last, as above
-        value = value + column * position[..., None]
+    for column, position in zip(reversed(columns[1:]), reversed(along[1:]), strict=True):
+        value = value + column * position
+    value = pairwise_sum(value, columns[0] * along[0])  # x last: only this sum runs over the whole grid
     if matrix.shape[-2] == dims:
         return value
     return torch.stack(divided(value.unbind(-1), dims), dim=-1)
+
+
+def pairwise_sum(a: Tensor, b: Tensor) -> Tensor:
+    """``a + b``. On the CPU pairs are added as complex numbers: loops over a last axis of 2 are slow."""
+    a, b = a.contiguous(), b.contiguous()  # both are small, the sum is not
+    if a.shape[-1] != 2 or a.device.type != "cpu" or tracing():
+        return a + b
+    return torch.view_as_real(torch.view_as_complex(a) + torch.view_as_complex(b))
 
 
 def visible(rows: Sequence[Tensor], dims: int) -> Tensor:

@@ -16,6 +16,11 @@ def function_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured: kernels are noted down, not run."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def tracing() -> bool:
     """Whether tensors made now may be stand-ins (compile, export, fake tensors, transforms): cache none."""
     return (

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from . import checks
+from .control_points import LearnedBasis
 from .coordinates import Size
 from .families import Family
 from .kernels import Kernel
@@ -51,7 +52,7 @@ class SpatialTransformer(nn.Module):
         head: nn.Module | None = None,
         size: Size | None = None,
         kernel: str | Kernel = "bilinear",
-        padding: str | float | Sequence[float] = "zeros",
+        padding: str | float | Sequence[float] | Tensor = "zeros",
         align_corners: bool = False,
         antialias: bool | float = False,
         impl: str = "auto",
@@ -61,6 +62,8 @@ class SpatialTransformer(nn.Module):
             raise TypeError(f"localiser must be a module, got {checks.described(localiser)}")
         if not isinstance(family, Family):
             raise TypeError(f"family must be a Family such as st.Affine(), got {checks.described(family)}")
+        if isinstance(copies, bool) or not isinstance(copies, int) or copies < 1:
+            raise ValueError(f"copies must be a whole number of at least 1, got {copies!r}")
         if head is None:
             features = features if features is not None else getattr(localiser, "out_features", None)
             if not isinstance(features, int):
@@ -76,7 +79,7 @@ class SpatialTransformer(nn.Module):
                     f"copies={copies} of {type(family).__name__} need {copies} x {family.num_params}"
                 )
         # What is wrong with the options is said here, not at the first call.
-        channels = len(padding) if isinstance(padding, Sequence) and not isinstance(padding, str) else 1
+        channels = len(padding) if isinstance(padding, (tuple, list, Tensor)) else 1
         example = torch.empty(1, channels, *[1] * family.dims, device="cpu")
         checks.reading(
             example, kernel=kernel, padding=padding, align_corners=align_corners, antialias=antialias
@@ -84,7 +87,13 @@ class SpatialTransformer(nn.Module):
         self.localiser, self.head, self.family = localiser, head, family
         self.copies = copies
         self.size = None if size is None else checks.size(size, example)
-        self.kernel, self.padding = kernel, padding
+        if self.size is not None and isinstance(family, LearnedBasis):
+            family.basis(self.size, align_corners)
+        self.kernel = kernel
+        if isinstance(padding, Tensor) and not isinstance(padding, nn.Parameter):
+            self.register_buffer("padding", padding, persistent=False)  # goes where the module goes
+        else:
+            self.padding = padding
         self.align_corners, self.antialias, self.impl = align_corners, antialias, checks.impl(impl)
 
     def extra_repr(self) -> str:
@@ -95,6 +104,11 @@ class SpatialTransformer(nn.Module):
     def theta(self, image: Tensor) -> Tensor:
         """The transformation that the localiser finds. [N, P] or [N, copies, P]"""
         theta: Tensor = self.head(self.localiser(image))
+        if self.copies > 1 and (theta.ndim != 3 or theta.shape[1] != self.copies):
+            raise ValueError(
+                f"theta must be [N, {self.copies}, {self.family.num_params}] for copies={self.copies}, "
+                f"got {list(theta.shape)} from the head"
+            )
         return theta
 
     @overload

@@ -132,7 +132,7 @@ def padded(index: Tensor, length: int, reading: Reading) -> tuple[Tensor, Tensor
 
 def arranged(result: Tensor, image: Tensor) -> Tensor:
     """[N, C, T, *out] as [N, T, C, *out] in the image's dtype and memory format."""
-    result = result.to(image.dtype).movedim(2, 1)
+    result = result.to(image.dtype).transpose(1, 2)
     last = torch.channels_last if image.ndim == 4 else torch.channels_last_3d
     # Layouts cannot be asked for under vmap, and mean nothing there.
     if not function_transform() and image.is_contiguous(memory_format=last) and not image.is_contiguous():

@@ -76,18 +76,21 @@ def warp(image: Tensor, theta: Tensor, family: Family, size: Size, reading: Read
     """[N, C, *in], [N, T, P] -> [N, T, C, *size]"""
     if why_plain(image, reading) is not None:
         return reference.warp(image, theta, family, size, reading)
-    theta, lost = settle(theta.to(compute_dtype(image, theta)))
+    grid = sampling_grid(theta.to(compute_dtype(image, theta)), family, size, reading)
+    return arranged(native(image.to(grid.dtype), grid, reading), image)
+
+
+def sampling_grid(theta: Tensor, family: Family, size: Size, reading: Reading) -> Tensor:
+    """T_theta(G), leaning up and finite. What it is made of is let go before ``grid_sample`` needs memory."""
+    theta, lost = settle(theta)
     lean, elsewhere = LEAN * torch.finfo(theta.dtype).eps, nowhere(reading)
-    matrix = family.matrix(theta) if family.homogeneous else None
-    if matrix is not None and matrix.shape[-2] == family.dims:
-        # A theta that is finite has a grid that is, and one that was lost a constant: no pass over the grid.
-        matrix = matrix.masked_fill(lost[..., None, None], 0.0)
+    if family.bounded and family.homogeneous:
+        # A settled theta has a finite grid here, and one that was lost a constant: no pass over the grid.
+        matrix = family.matrix(theta).masked_fill(lost[..., None, None], 0.0)
         shift = theta.new_full(lost.shape, lean).masked_fill(lost, elsewhere)
-        grid = homogeneous_grid(matrix, size, reading.align_corners, shift=shift)
-    else:
-        grid = tame(family.grid(theta, size, reading.align_corners) + lean, elsewhere)
-        grid = torch.where(lost.reshape(*lost.shape, *[1] * (family.dims + 1)), elsewhere, grid)
-    return arranged(native(image.to(theta.dtype), grid, reading), image)
+        return homogeneous_grid(matrix, size, reading.align_corners, shift=shift)
+    grid = tame(family.grid(theta, size, reading.align_corners) + lean, elsewhere)
+    return torch.where(lost.reshape(*lost.shape, *[1] * (family.dims + 1)), elsewhere, grid)
 
 
 def sample(image: Tensor, grid: Tensor, reading: Reading) -> Tensor:
@@ -107,7 +110,7 @@ def native(image: Tensor, grid: Tensor, reading: Reading) -> Tensor:
         result = grid_sample(image, below, reading)
     else:
         result = GridSample.apply(image, below, reading)
-    return result.unflatten(2, (copies, first))  # from [N, C, T * first, ...]
+    return result.reshape(*result.shape[:2], copies, first, *result.shape[3:])  # from [N, C, T * first, ...]
 
 
 def grid_sample(image: Tensor, grid: Tensor, reading: Reading) -> Tensor:
