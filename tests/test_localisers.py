@@ -5,48 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from test_module import IMPLS, named, unsettled
 from torch import nn
 
 import spatial_transformer as st
 
-IMPLS = ("reference", "torch")
-SIZES = {2: (9, 8), 3: (5, 6, 7)}
-
-
 pytestmark = pytest.mark.usefixtures("one_thread", "seed")
-
-
-def families(dims):
-    lattice, size = {2: (4, 4), 3: (2, 3, 2)}[dims], SIZES[dims]
-    homogeneous = (st.Translation, st.Attention, st.Similarity, st.Affine, st.Projective)
-    return [
-        *[family(dims=dims) for family in homogeneous],
-        st.ThinPlateSpline(lattice),
-        st.PiecewiseAffine(lattice),
-        st.LearnedBasis(lattice, size),
-        st.LearnedBasis(dims + 1, size, start="homogeneous"),
-    ]
-
-
-def named(family):
-    return f"{type(family).__name__}{family.dims}d"
-
-
-every = pytest.mark.parametrize("family", [*families(2), *families(3)], ids=named)
-
-
-def unsettled(transformer):
-    """With a head that no longer gives the identity."""
-    with torch.no_grad():
-        transformer.head.weight.normal_(std=0.05)
-        transformer.head.bias.add_(0.03 * torch.randn_like(transformer.head.bias))
-    return transformer
-
-
-def small(family=None, channels=1, **options):
-    family = family or st.Affine()
-    localiser = st.DenseLocaliser(channels, SIZES[family.dims], hidden=(8,))
-    return st.SpatialTransformer(localiser, family, **options)
 
 
 # Head
