@@ -48,7 +48,7 @@ def theta(value: Any, family: Family, image: Tensor) -> Tensor:
         raise ValueError(
             f"theta must be [N, {count}] or [N, T, {count}] for {type(family).__name__}, got {shape(value)}"
         )
-    together("theta", value, image)
+    together("theta", value, image, several=value.ndim == 3)
     found: Tensor = value
     return found
 
@@ -65,19 +65,17 @@ def grid(value: Any, image: Tensor) -> Tensor:
         )
     if 0 in value.shape[-dims - 1 : -1]:
         raise ValueError(f"grid must not be empty along its spatial axes, got {shape(value)}")
-    together("grid", value, image)
+    together("grid", value, image, several=value.ndim == dims + 3)
     found: Tensor = value
     return found
 
 
-def together(name: str, value: Tensor, image: Tensor) -> None:
+def together(name: str, value: Tensor, image: Tensor, *, several: bool) -> None:
     """One row for each image, at least one transform an image, on the image's device."""
     if value.shape[0] != image.shape[0]:
         raise ValueError(f"{name} must have the batch size of image, {image.shape[0]}, got {shape(value)}")
-    if value.ndim == 3 and name == "theta" and value.shape[1] == 0:
-        raise ValueError(f"theta must have at least one transform an image, got {shape(value)}")
-    if name == "grid" and value.ndim == image.ndim + 1 and value.shape[1] == 0:
-        raise ValueError(f"grid must have at least one transform an image, got {shape(value)}")
+    if several and value.shape[1] == 0:
+        raise ValueError(f"{name} must have at least one transform an image, got {shape(value)}")
     if value.device != image.device:
         raise ValueError(f"{name} must be on the device of image, {image.device}, got {value.device}")
 
