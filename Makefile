@@ -2,9 +2,9 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-EXTRAS := dev,export
+EXTRAS := dev,export,cpu
 
-.PHONY: setup test quickstart lint bench test-gpu docs clean
+.PHONY: setup test quickstart lint bench bench-gpu test-gpu docs clean
 
 setup: .venv/installed
 
@@ -30,11 +30,15 @@ bench: setup
 	$(BIN)/python -m benchmarks.run --out benchmarks/results/cpu.json
 
 # On a machine with a GPU, with the Python and torch that are there; nothing is installed.
+bench-gpu:
+	PYTHONPATH=src $(PYTHON) -m benchmarks.run --suite gpu --out benchmarks/results/gpu.json
+
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -m "gpu or not slow"
+	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu_tests
 
 docs: setup
 	$(BIN)/python -m benchmarks.table benchmarks/results/cpu.json --into README.md
+	$(BIN)/python -m benchmarks.table benchmarks/results/gpu.json --into README.md
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache

@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import measure, run, table
-from benchmarks.suites import CPU_CASES, PEER, Case, Contender, inputs, near_identity, pytorch, truth
+from benchmarks import cpu, cuda, gpu_tests, measure, record, run, table
+from benchmarks.goals import Goal, floors, traffic, verdicts
+from benchmarks.suites import (
+    CAST,
+    COMPILED,
+    CONTENDERS,
+    CPU_CASES,
+    FUSED,
+    GPU_CASES,
+    PEER,
+    TORCH,
+    Case,
+    Contender,
+    Function,
+    inputs,
+    library,
+    near_identity,
+    truth,
+)
+from benchmarks.suites import pytorch as make_pytorch
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = Case((2, 3, 9, 11))
+
+pytorch = make_pytorch(SMALL, "cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -30,13 +54,21 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def measured(contenders: dict[str, Contender]) -> dict[str, Any]:
-    given = inputs(SMALL)
+def measured(
+    functions: dict[str, Function],
+    *,
+    dtype: torch.dtype = torch.float32,
+    against: tuple[str, ...] = (PEER,),
+    device: measure.Device = cpu.DEVICE,
+) -> dict[str, Any]:
+    given = inputs(SMALL).cast(dtype)
+    entrants = {name: measure.Entrant(function, given, against) for name, function in functions.items()}
+    entrants[PEER] = entrants[PEER]._replace(against=())
 
     def timings(names: list[str]) -> list[dict[str, measure.Times]]:
-        return [measure.timed(given, {name: contenders[name] for name in names}, measure.QUICK)]
+        return [measure.timed({name: entrants[name] for name in names}, device, "calls", measure.QUICK)]
 
-    return measure.measured(given, contenders, truth, measure.DEVICES["cpu"], timings)
+    return measure.measured(entrants, truth(SMALL, "cpu"), device, timings)
 
 
 # What it writes
@@ -59,12 +91,13 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_run_records_where_and_what(result: dict[str, Any]) -> None:
     assert result["suite"] == "cpu"
     assert result["quick"] is True
+    assert result["finished"] is True
     assert result["date"].startswith("20")
     assert result["commit"] is None or len(result["commit"]) == 40
     assert result["device"]["name"]
     assert result["device"]["threads"] == 1
     assert result["versions"]["torch"] == torch.__version__
-    assert set(result["versions"]) == {"python", "torch", "numpy", "spatial_transformer"}
+    assert {"python", "torch", "numpy", "spatial_transformer"} <= set(result["versions"])
     assert result["settings"]["tolerance"] == measure.TOLERANCE
     assert [case["name"] for case in result["cases"]] == [case.name for case in CPU_CASES]
 
@@ -76,19 +109,25 @@ def test_a_run_records_every_number(result: dict[str, Any]) -> None:
         assert list(case["contenders"]) == result["contenders"]
         for name, found in case["contenders"].items():
             assert found["wrong"] is None
+            if found["absent"]:  # an extra that is not installed
+                assert name.startswith(FUSED)
+                assert all(found[kind] is None for kind in measure.PASSES)
+                continue
             assert set(found["errors"]) == {"output", "image's gradient", "theta's gradient"}
-            assert all(0 < error < measure.TOLERANCE for error in found["errors"].values())
+            dtype = CONTENDERS[name].dtype or torch.float32
+            assert all(0 < error < measure.tolerance(dtype) for error in found["errors"].values())
             for kind in measure.PASSES:
                 got = found[kind]
                 low, high = got["quartiles"]
                 assert 0 < low <= got["median"] <= high
                 assert got["rounds"] == 2
                 assert got["processes"] == [got["median"]]
-                assert got["memory"] > 0
+                assert got["memory"] > 0 or name.startswith(FUSED)  # which may need nothing beyond
                 if name == PEER:
-                    assert got["speed"] is None
+                    assert got["speed"] is got["against"] is None
                 else:
-                    peer = case["contenders"][PEER][kind]
+                    assert got["against"] == (PEER if name in (TORCH, FUSED) else FUSED)
+                    peer = case["contenders"][got["against"]][kind]
                     assert got["speed"] == pytest.approx(peer["median"] / got["median"])
                     assert got["interval"][0] <= got["speed"] <= got["interval"][1]
 
@@ -97,19 +136,46 @@ def test_the_table_has_a_row_for_each_case_and_pass(
     result: dict[str, Any], tmp_path: Path, capsys: Any
 ) -> None:
     path = tmp_path / "cpu.json"
-    run.write(result, path)
+    record.write(result, path)
     table.main([str(path)])
     lines = capsys.readouterr().out.splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
-    assert len(rows) == 2 + len(CPU_CASES) * len(measure.PASSES)
-    assert {len(row) for row in rows} == {7}
-    found = result["cases"][1]["contenders"]['impl="torch"']["forward"]
+    rows = rows[: 2 + len(CPU_CASES) * len(measure.PASSES)]  # those of the first table
+    assert {len(row) for row in rows} == {10}
+    assert rows[0][4] == 'impl="fused", ms'
+    found = result["cases"][1]["contenders"][TORCH]["forward"]
     row = rows[2 + 2]
     assert row[:2] == ["2 x 1 x 16 x 16", "forward"]
     assert row[3].startswith(table.milliseconds(found["median"]))
-    assert row[4].startswith(f"{found['speed']:.2f} (")
-    assert row[6] == f"{found['memory'] / 1e6:.2f}"
+    assert row[5].startswith(f"{found['speed']:.2f} (")
+    assert row[8] == f"{found['memory'] / 1e6:.2f}"
     assert any("smoke run" in line for line in lines)
+
+
+def test_half_precision_has_a_table_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divided by the same implementation in float32, on inputs rounded alike."""
+    plain = library("torch")
+    for name in run.SUITES["cpu"].contenders:
+        if name.startswith(FUSED):
+            monkeypatch.setitem(CONTENDERS, name, CONTENDERS[name]._replace(make=plain))
+    result = run.run("cpu", measure.QUICK, chosen=["256x1x28x28"], quick=True)
+    (case,) = result["cases"]
+    for name in (f"{FUSED}, bfloat16", f"{FUSED}, float16"):
+        found = case["contenders"][name]
+        assert found["wrong"] is None
+        ratio = case["contenders"][FUSED]["forward"]["median"] / found["forward"]["median"]
+        assert found["forward"]["speed"] == pytest.approx(ratio)
+    first, second = table.tables(result)
+    assert first[0][2:5] == ["PyTorch, ms", 'impl="torch", ms', 'impl="fused", ms']
+    assert second[0][2:7] == [
+        'impl="fused", ms',
+        'impl="fused", bfloat16, ms',
+        'impl="fused", float16, ms',
+        'speed of impl="fused", bfloat16',
+        'speed of impl="fused", float16',
+    ]
+    assert len(second[1]) == len(measure.PASSES)
+    assert "speed is a table's first contender's median" in table.markdown(result)
 
 
 @pytest.mark.parametrize(
@@ -121,18 +187,30 @@ def test_times_have_three_digits(seconds: float, shown: str) -> None:
 
 def test_a_failed_write_leaves_the_last_result(tmp_path: Path) -> None:
     path = tmp_path / "cpu.json"
-    run.write({"cases": []}, path)
+    record.write({"cases": []}, path)
     with pytest.raises(TypeError):
-        run.write({"cases": object()}, path)
+        record.write({"cases": object()}, path)
     assert json.loads(path.read_text()) == {"cases": []}
     assert [file.name for file in tmp_path.iterdir()] == ["cpu.json"]
+
+
+def test_a_result_is_saved_after_every_case() -> None:
+    """A machine can be taken away at any time."""
+    saved = []
+    run.run(
+        "cpu", measure.QUICK, chosen=["256*", "32x*"], quick=True, save=lambda r: saved.append(json.dumps(r))
+    )
+    found = [json.loads(one) for one in saved]
+    assert [(len(one["cases"]), one["finished"]) for one in found] == [(1, False), (2, False), (2, True)]
+    assert "cut short" in table.text(found[0])
+    assert "cut short" not in table.text(found[-1])
 
 
 # What it refuses
 
 
 def fails(image: Tensor, theta: Tensor) -> Tensor:
-    raise RuntimeError("cannot run here")
+    raise RuntimeError("cannot run")
 
 
 @pytest.mark.parametrize(
@@ -149,11 +227,11 @@ def fails(image: Tensor, theta: Tensor) -> Tensor:
         ),
         (lambda image, theta: pytorch(image, theta) * torch.nan, "output is off by nan"),
         (lambda image, theta: pytorch(image, theta.detach()), "RuntimeError: "),
-        (fails, "RuntimeError: cannot run here"),
+        (fails, "RuntimeError: cannot run"),
     ],
     ids=["output", "image gradient", "theta gradient", "nan", "no gradient", "raises"],
 )
-def test_a_wrong_contender_gets_no_speed(contender: Contender, reason: str) -> None:
+def test_a_wrong_contender_gets_no_speed(contender: Function, reason: str) -> None:
     found = measured({PEER: pytorch, "wrong": contender})
     assert found["wrong"]["wrong"].startswith(reason)
     assert all(found["wrong"][kind] is None for kind in measure.PASSES)
@@ -165,9 +243,10 @@ def test_a_wrong_contender_gets_no_speed(contender: Contender, reason: str) -> N
 def test_a_wrong_contender_stays_in_the_table(result: dict[str, Any]) -> None:
     found = measured({PEER: pytorch, "wrong": fails})
     case = {"name": SMALL.name, "image": list(SMALL.shape), "contenders": found}
-    shown = table.text({**result, "contenders": list(found), "cases": [case]})
-    assert shown.count("  wrong  ") == len(measure.PASSES)
-    assert "2x3x9x11, wrong: no speed, RuntimeError: cannot run here." in shown
+    against = {PEER: [], "wrong": [PEER]}
+    shown = table.text({**result, "contenders": list(found), "against": against, "cases": [case, case]})
+    assert shown.count("  wrong  ") == 2 * len(measure.PASSES)
+    assert "2x3x9x11, wrong: no speed, RuntimeError: cannot run." in shown
 
 
 def test_nothing_is_divided_by_a_wrong_peer() -> None:
@@ -176,12 +255,87 @@ def test_nothing_is_divided_by_a_wrong_peer() -> None:
     assert found["right"]["forward"]["speed"] is None
 
 
+def test_the_fastest_peer_that_is_right_divides(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {PEER: 1.0, "wrong": 0.1, "fast": 2.0, "slow": 3.0, "ours": 0.5}
+    functions = {name: lambda image, theta: pytorch(image, theta) for name in seconds}
+    functions["wrong"] = lambda image, theta: 2 * pytorch(image, theta)
+    times = {name: [value] * 2 for name, value in seconds.items()}
+    monkeypatch.setattr(measure, "interleaved", lambda *_, **__: measure.Times(times, 0, None, {}))
+    found = measured(functions, against=("wrong", "slow", "fast"))
+    assert found["ours"]["forward"]["against"] == "fast"
+    assert found["ours"]["forward"]["speed"] == 4.0
+
+
+def test_one_that_cannot_be_timed_is_out() -> None:
+    """Such as one that breaks a graph's capture: the others go on."""
+
+    prepared = iter([True, True, True, False])  # the second contender's backward pass fails
+
+    def prepare(way: str, calls: Any) -> measure.Turn:
+        if not next(prepared):
+            raise RuntimeError("capture failed")
+        return cpu.prepare(way, calls)
+
+    found = measured({PEER: pytorch, "second": pytorch}, device=cpu.DEVICE._replace(prepare=prepare))
+    assert found["second"]["wrong"] == "RuntimeError: capture failed"
+    assert all(found["second"][kind] is None for kind in measure.PASSES)
+    assert all(found[PEER][kind]["median"] > 0 for kind in measure.PASSES)
+
+
+def test_what_is_not_installed_is_not_wrong(result: dict[str, Any]) -> None:
+    def absent(image: Tensor, theta: Tensor) -> Tensor:
+        raise RuntimeError('impl="fused" cannot run here: Numba is not installed')
+
+    found = measured({PEER: pytorch, "absent": absent})
+    assert found["absent"]["wrong"] is None
+    assert found["absent"]["absent"].endswith("Numba is not installed")
+    case = {"name": SMALL.name, "image": list(SMALL.shape), "contenders": found}
+    contenders = {"contenders": list(found), "against": {PEER: [], "absent": [PEER]}}
+    assert table.tables({**result, **contenders, "cases": [case]}) == []
+    assert "Numba is not installed" in table.text({**result, **contenders, "cases": [case]})
+
+
+def rounded(value: Tensor) -> Tensor:
+    return value.to(torch.bfloat16).to(value.dtype)
+
+
+@pytest.mark.parametrize(
+    ("function", "right"),
+    [
+        (lambda image, theta: pytorch(image.float(), theta).to(image.dtype), True),
+        (lambda image, theta: 1.005 * pytorch(image.float(), theta), False),
+        (lambda image, theta: pytorch(image.float(), theta + (rounded(theta) - theta).detach()), False),
+        (lambda image, theta: pytorch(image, theta), False),  # refused: reads outside of the image
+    ],
+    ids=["rounded once", "a per cent off", "theta rounded", "half grid_sample on the CPU"],
+)
+def test_half_precision_may_round_once(function: Function, right: bool) -> None:
+    wrong = measured({PEER: pytorch, "half": function}, dtype=torch.bfloat16)["half"]["wrong"]
+    assert (wrong is None) == right, wrong
+
+
+def test_the_truth_is_that_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = inputs(Case((5, 2, 7, 6)))
+    whole = measure.exact(truth(SMALL._replace(shape=(5, 2, 7, 6)), "cpu"), given)
+    monkeypatch.setattr(measure, "AT_ONCE", 2 * 2 * 7 * 6)
+    for one, other in zip(measure.exact(truth(Case((5, 2, 7, 6)), "cpu"), given), whole, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_the_runner_fails_where_a_contender_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     arguments = ["--quick", "--cases", "256x1x28x28"]
     assert run.main(arguments) == 0
-    monkeypatch.setitem(run.CONTENDERS, 'impl="torch"', fails)
-    assert run.main(arguments) == 1
+    for name, status in ((TORCH, 1), (PEER, 0)):  # a mistake of PyTorch's is not ours
+        with monkeypatch.context() as patch:
+            patch.setitem(CONTENDERS, name, Contender(lambda case, device: fails))
+            assert run.main(arguments) == status
     assert "no speed" in capsys.readouterr().out
+
+
+def test_unknown_cases_are_named(capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        run.main(["--quick", "--cases", "256x1x28x28", "3x3"])
+    assert "got 3x3" in capsys.readouterr().err
 
 
 # How it times
@@ -194,19 +348,19 @@ def test_who_goes_first_alternates() -> None:
         turns.append(name)
         return ()
 
-    calls = {name: lambda name=name: call(name) for name in "abc"}
-    times = measure.interleaved(calls, measure.QUICK._replace(rounds=3))
+    calls = {name: partial(cpu.turn, partial(call, name)) for name in "abc"}
+    times = measure.interleaved(calls, measure.QUICK._replace(rounds=3), lambda: None)
     assert "".join(turns) == "abc" + "abc" + "cba" + "abc"  # once to warm up
     turns.clear()
-    measure.interleaved(calls, measure.QUICK, first=1)  # as a second process does
+    measure.interleaved(calls, measure.QUICK, lambda: None, first=1)  # as a second process does
     assert "".join(turns) == "abc" + "cba" + "abc"
     assert all(len(seconds) == 3 for seconds in times.seconds.values())
 
 
 def test_a_turn_gives_the_time_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(100))
-    monkeypatch.setattr(measure.time, "perf_counter", lambda: float(next(clock)))
-    assert measure.turn(lambda: (), least=4.0) == 1.0
+    monkeypatch.setattr(cpu.time, "perf_counter", lambda: float(next(clock)))
+    assert cpu.turn(lambda: (), least=4.0) == 1.0
 
 
 @pytest.mark.parametrize("load", [0.0, 1.0])
@@ -222,14 +376,16 @@ def test_disturbed_rounds_do_not_count(monkeypatch: pytest.MonkeyPatch, load: fl
         return ()
 
     monkeypatch.setattr(measure.time, "perf_counter", lambda: now)
-    monkeypatch.setattr(measure, "busy_elsewhere", lambda: busy)
+    turns = {"a": partial(cpu.turn, call)}
     effort = measure.Effort(rounds=4, seconds=0.0, patience=100.0, turn=0.5)
-    times = measure.interleaved({"a": call}, effort)
+    times = measure.interleaved(turns, effort, lambda: busy)
     assert times.seconds == {"a": [1.0] * 4}
     assert times.dropped == 3 * load
     assert times.others == 0.0
     now = busy = 0.0
-    times = measure.interleaved({"a": call}, effort._replace(patience=0.0))  # no time to wait for peace
+    times = measure.interleaved(
+        turns, effort._replace(patience=0.0), lambda: busy
+    )  # no time to wait for peace
     assert times.dropped == 0
     assert times.others == pytest.approx(0.75 * load)
 
@@ -252,12 +408,13 @@ def test_the_interval_spans_the_luck_of_processes() -> None:
 
 def test_each_process_is_a_fresh_one(monkeypatch: pytest.MonkeyPatch) -> None:
     effort = measure.QUICK._replace(processes=2, rounds=1)
-    found = run.timings(SMALL, effort, [PEER])
+    suite = run.SUITES["cpu"]
+    found = run.timings(SMALL, suite, effort, cpu.DEVICE, {}, [PEER])
     assert [list(process) for process in found] == [list(measure.PASSES)] * 2
     assert all(len(process["forward"].seconds[PEER]) == 1 for process in found)
-    monkeypatch.setitem(run.CONTENDERS, "known here alone", pytorch)
+    monkeypatch.setitem(CONTENDERS, "known here alone", Contender(make_pytorch))
     with pytest.raises(KeyError):  # a fork of this process would know it too
-        run.timings(SMALL, effort._replace(processes=1), ["known here alone"])
+        run.timings(SMALL, suite, effort._replace(processes=1), cpu.DEVICE, {}, ["known here alone"])
 
 
 # How it counts memory
@@ -277,7 +434,7 @@ def test_the_meter_counts_what_is_freed_again() -> None:
         return (last,)
 
     # At most 1500 numbers at once, 100 of which the result would have needed anyway.
-    assert measure.cpu_peak(call) == 4 * (1000 + 500 - 100)
+    assert cpu.peak(call) == 4 * (1000 + 500 - 100)
 
 
 @pytest.mark.parametrize("beyond", [0, 1, 12345])
@@ -288,7 +445,7 @@ def test_the_meter_counts_what_lives_beside_the_result(beyond: int) -> None:
         del extra
         return result, kept, result[:10]  # a view is no second result
 
-    assert measure.cpu_peak(call) == 4 * beyond
+    assert cpu.peak(call) == 4 * beyond
 
 
 def test_the_meter_counts_whatever_else_is_alive() -> None:
@@ -299,12 +456,12 @@ def test_the_meter_counts_whatever_else_is_alive() -> None:
         floats(300)
         return ()
 
-    assert measure.cpu_peak(call) == 4 * (10 + 300)
+    assert cpu.peak(call) == 4 * (10 + 300)
 
 
 def test_the_meter_gives_the_same_every_time() -> None:
     call = measure.forward_backward(pytorch, inputs(SMALL))
-    assert len({measure.cpu_peak(call) for _ in range(3)}) == 1
+    assert len({cpu.peak(call) for _ in range(3)}) == 1
 
 
 # What it feeds
@@ -324,3 +481,419 @@ def test_thetas_stay_near_the_identity(dims: int) -> None:
 
 def test_inputs_are_the_same_every_time() -> None:
     assert all(torch.equal(a, b) for a, b in zip(inputs(SMALL), inputs(SMALL), strict=True))
+
+
+# A GPU's suite, on whatever there is
+
+
+def names(cases: tuple[Case, ...]) -> list[str]:
+    return [case.name for case in cases]
+
+
+def test_gpu_cases_have_names_and_goals() -> None:
+    assert len(set(names(GPU_CASES))) == len(GPU_CASES) == 32
+    assert all(len(case.goals) == len(measure.PASSES) for case in GPU_CASES)
+    assert all(case.way in cuda.WAYS for case in GPU_CASES)
+    assert {
+        "256x1x60x60-graph",
+        "256x1x28x28-python-bfloat16",
+        "64x3x448x448-to-224x224",
+        "512x64x32x32-channels-last",
+        "16x1x60x60x60-bfloat16",
+        "spline-64x3x448x448-to-224x224",
+    } < set(names(GPU_CASES))
+
+
+@pytest.mark.parametrize("case", GPU_CASES, ids=names(GPU_CASES))
+def test_what_gpu_contenders_are_fed(case: Case) -> None:
+    given = inputs(case.shrunk())
+    layout = torch.channels_last if case.channels_last else torch.contiguous_format
+    for tensor in (given.image, given.cotangent):
+        assert tensor.dtype == case.dtype
+        assert tensor.is_contiguous(memory_format=layout)
+        assert tensor.is_contiguous() == (not case.channels_last)
+    assert given.theta.dtype == torch.float32
+    assert given.image.shape == case.shrunk().shape
+    assert given.cotangent.shape == case.shrunk().out_shape
+
+
+@pytest.mark.parametrize("case", GPU_CASES[:16], ids=names(GPU_CASES[:16]))
+def test_pytorch_is_right_in_every_gpu_case(case: Case) -> None:
+    """The contenders that the library is divided by do the same work: affine, spline, 3D, other sizes."""
+    small = case.shrunk()
+    given = inputs(small)
+    expected = measure.exact(truth(small, "cpu"), given)
+    found = measure.forward_backward(make_pytorch(small, "cpu"), given)()
+    assert [part.shape for part in found] == [given.cotangent.shape, given.image.shape, given.theta.shape]
+    assert measure.why_wrong(measure.errors(found, expected)) is None
+    halves = given.cast(torch.bfloat16)
+    expected = measure.exact(truth(small, "cpu"), halves)
+    found = measure.forward_backward(CONTENDERS[CAST].make(small, "cpu"), halves)()
+    assert found[0].dtype == found[1].dtype == torch.bfloat16
+    assert measure.why_wrong(measure.errors(found, expected), measure.tolerance(torch.bfloat16)) is None
+
+
+@pytest.mark.parametrize(
+    "case", [Case((2, 1, 28, 28)), Case((2, 2, 224, 224)), Case((1, 1, 60, 60, 60))], ids=str
+)
+def test_a_half_precision_grid_is_found_wrong(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU's grid_sample does with one, rounded here to the same and read in float32."""
+    read = torch.nn.functional.grid_sample
+
+    def grid_sample(image: Tensor, grid: Tensor, **options: Any) -> Tensor:
+        return read(image, grid + (rounded(grid) - grid).detach(), **options)
+
+    monkeypatch.setattr(torch.nn.functional, "grid_sample", grid_sample)
+    given = inputs(case).cast(torch.bfloat16)
+    found = measure.forward_backward(CONTENDERS[CAST].make(case, "cpu"), given)()
+    errors = measure.errors(found, measure.exact(truth(case, "cpu"), given))
+    assert measure.why_wrong(errors, measure.tolerance(torch.bfloat16)) is not None
+
+
+def test_spline_thetas_bend() -> None:
+    given = inputs(Case((200, 1, 8, 8), family="spline"))
+    straight = torch.linalg.lstsq(
+        torch.cat([spline_lattice(), torch.ones(16, 1)], 1).expand(200, -1, -1),
+        given.theta.unflatten(1, (16, 2)),
+    ).solution
+    assert straight[:, :2].square().sum(1).sqrt().mean() == pytest.approx(1.0, abs=0.05)  # scales
+    left = given.theta.unflatten(1, (16, 2)) - torch.cat([spline_lattice(), torch.ones(16, 1)], 1) @ straight
+    assert 0.02 < left.abs().mean() < 0.03  # uniform within 0.05, less what is affine of it
+    assert left.abs().max() < 0.1
+
+
+def spline_lattice() -> Tensor:
+    along = torch.linspace(-1, 1, 4)
+    return torch.stack([along.repeat(4), along.repeat_interleave(4)], dim=1)
+
+
+# Floors and goals
+
+
+def test_traffic_counts_each_byte_once() -> None:
+    megabyte = 4 * 16 * 3 * 1024 * 1024
+    square = (16, 3, 1024, 1024)
+    assert traffic(square, square, 4) == {"forward": 2 * megabyte, "forward + backward": 5 * megabyte}
+    assert traffic(square, square, 2)["forward"] == megabyte
+    # an output half as long along each axis looks at all of the image, one a quarter as long at a quarter
+    assert traffic((1, 1, 8, 8), (1, 1, 4, 4), 1) == {"forward": 64 + 16, "forward + backward": 64 + 16 + 144}
+    assert traffic((1, 1, 8, 8), (1, 1, 2, 2), 1) == {
+        "forward": 16 + 4,
+        "forward + backward": 20 + 4 + 16 + 64,
+    }
+    assert traffic((1, 1, 8, 8, 8), (1, 1, 2, 2, 2), 1)["forward"] == 64 + 8
+
+
+def test_floors_are_those_of_the_design() -> None:
+    """Milliseconds at 4.26 TB/s, as first measured."""
+    wanted = {"64x3x224x224": 0.018, "64x3x448x448-to-224x224": 0.045, "16x3x1024x1024": 0.095}
+    for case in GPU_CASES:
+        if case.name in wanted:
+            found = floors(case.shape, case.out_shape, 4, 4.26e12)["forward"]
+            assert found * 1e3 == pytest.approx(wanted[case.name], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("goal", "numbers", "expected"),
+    [
+        (Goal(speed=8), (8.0, 9.0, 0.01), {"8x": True, "5% memory": True}),
+        (Goal(speed=8), (7.9, 1.0, 0.05), {"8x": False, "5% memory": False}),
+        (Goal(speed=8), (None, 1.0, 0.0), {"8x": None, "5% memory": True}),
+        (Goal(floor=2.5), (0.5, 2.5, 0.0), {"2.5x floor": True, "5% memory": True}),
+        (Goal(speed=25, floor=4), (30.0, 4.1, 0.0), {"25x": True, "4x floor": False, "5% memory": True}),
+        (Goal(speed=25, floor=4), None, {"25x": False, "4x floor": False, "5% memory": False}),
+    ],
+)
+def test_goals(goal: Goal, numbers: Any, expected: dict[str, bool | None]) -> None:
+    keys = ("speed", "times_floor", "memory_share")
+    found = None if numbers is None else dict(zip(keys, numbers, strict=True))
+    assert verdicts(goal, found) == expected
+
+
+# A whole run of the GPU's suite, with the CPU in its place
+
+
+@pytest.fixture(scope="module")
+def gpu_result(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("gpu") / "gpu.json"
+    stand_in = cuda.DEVICE._replace(
+        tensors="cpu",
+        why_not=lambda: None,
+        describe=lambda: {"type": "cuda", "name": "a stand-in"},
+        sets=lambda inputs: 3,
+        prepare=cpu.prepare,
+        peak=cpu.peak,
+        copy_rate=lambda: 1e12,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(run.DEVICES, "cuda", stand_in)
+        patch.setitem(CONTENDERS, FUSED, CONTENDERS[FUSED]._replace(make=library("torch")))
+        patch.setattr(torch, "compile", lambda function, **options: function)
+        status = run.main(["--suite", "gpu", "--quick", "--out", str(path)])
+    assert status == 0  # PyTorch's mistakes are not ours
+    found: dict[str, Any] = json.loads(path.read_text(), parse_constant=pytest.fail)
+    return found
+
+
+def test_every_gpu_case_runs(gpu_result: dict[str, Any]) -> None:
+    assert [case["name"] for case in gpu_result["cases"]] == names(GPU_CASES)
+    assert gpu_result["device"]["copy_rate"] == 1e12
+    for case, given in zip(gpu_result["cases"], GPU_CASES, strict=True):
+        found = case["contenders"]
+        assert (CAST in found) == (case["dtype"] == "bfloat16")
+        assert (COMPILED in found) == given.compiled
+        eager = PEER if case["dtype"] == "float32" else CAST
+        if eager == CAST:
+            assert found[PEER]["wrong"]
+        for kind in measure.PASSES:
+            got = found[FUSED][kind]
+            assert got["against"] == eager
+            assert got["speed"] == pytest.approx(found[eager][kind]["median"] / got["median"])
+            assert got["times_floor"] == pytest.approx(got["median"] / case["floor"][kind])
+            output = torch.tensor(case["output"]).prod() * given.dtype.itemsize
+            assert got["memory_share"] == pytest.approx(got["memory"] / float(output))
+            assert case["goals"][kind] == verdicts(given.goals[list(measure.PASSES).index(kind)], got)
+
+
+def test_the_gpu_table(gpu_result: dict[str, Any], tmp_path: Path) -> None:
+    path, document = tmp_path / "gpu.json", tmp_path / "README.md"
+    record.write(gpu_result, path)
+    document.write_text(f"a\n<!-- {path.as_posix()}, rendered -->\nold\n<!-- end -->\nb\n")
+    table.main([str(path), "--into", str(document)])
+    lines = document.read_text().splitlines()
+    assert "old" not in lines
+    assert (lines[0], lines[-1]) == ("a", "b")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
+    assert len(rows) == 2 + 2 * len(GPU_CASES)
+    assert {len(row) for row in rows} == {11}
+
+    def row(name: str, kind: str = "forward") -> list[str]:
+        return rows[2 + 2 * names(GPU_CASES).index(name) + list(measure.PASSES).index(kind)]
+
+    photographs = row("64x3x224x224")
+    assert photographs[:3] == ["2 x 3 x 16 x 16", "float32", "forward"]
+    found = next(case for case in gpu_result["cases"] if case["name"] == "64x3x224x224")["contenders"]
+    medians = [found[name]["forward"]["median"] for name in (PEER, COMPILED, FUSED)]
+    assert photographs[3:6] == [table.milliseconds(median) for median in medians]
+    assert photographs[6].startswith(f"{medians[0] / medians[2]:.2f} (")
+    assert photographs[7] == f"{medians[1] / medians[2]:.2f}"
+    spline = row("spline-64x3x448x448-to-224x224-bfloat16", "forward + backward")
+    assert spline[:3] == ["spline, 2 x 3 x 16 x 16 -> 8 x 8", "bfloat16", "forward + backward"]
+    assert row("64x64x56x56-channels-last")[0] == "2 x 4 x 16 x 16, channels last"
+    assert row("256x1x60x60-graph")[0] == "2 x 1 x 16 x 16, in a CUDA graph"
+    stepwise = row("256x1x28x28-python-bfloat16")
+    assert stepwise[0] == "2 x 1 x 16 x 16, from Python"
+    assert stepwise[3].endswith(" (cast)")
+    assert stepwise[4] == stepwise[7] == "-"  # not compiled there
+    assert any(f"16 cases, {PEER}: no speed; " in line for line in lines)
+    assert any(
+        "Goals met: " in line and " of 130," in line for line in lines
+    )  # 64 rows, two have two of speed
+
+
+def test_goals_in_the_table() -> None:
+    assert table.goal_cell({"8x": True, "5% memory": True}) == "8x met"
+    assert table.goal_cell({"25x": False, "4x floor": True, "5% memory": True}) == "25x missed, 4x floor met"
+    assert table.goal_cell({"8x": None, "5% memory": False}) == "8x not known, 5% memory missed"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_gpu_its_suite_says_so(capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        run.main(["--suite", "gpu", "--quick"])
+    assert "there is no CUDA device" in capsys.readouterr().err
+
+
+# How a GPU is timed
+
+
+class Gpu:
+    """A host and a device with clocks of their own, in place of ``torch.cuda``."""
+
+    def __init__(self, launch: float, kernel: float) -> None:
+        self.launch, self.kernel = launch, kernel
+        self.host = self.device = 0.0  # now, and when the device will have done what was enqueued
+        self.recorded: list[float] | None = None  # kernels in the graph that is being captured
+        self.Stream = self.current_stream = lambda: SimpleNamespace(wait_stream=lambda other: None)
+        self.stream = lambda stream: contextlib.nullcontext()
+
+    def call(self) -> tuple[Tensor, ...]:
+        self.host += self.launch
+        if self.recorded is None:
+            self.enqueue(self.kernel)
+        else:
+            self.recorded.append(self.kernel)
+        return (torch.ones(2),)
+
+    def enqueue(self, seconds: float) -> None:
+        self.device = max(self.device, self.host) + seconds
+
+    def _sleep(self, cycles: int) -> None:
+        self.enqueue(cycles / cuda.CYCLES)
+
+    def synchronize(self) -> None:
+        self.host = max(self.host, self.device)
+
+    def Event(self, enable_timing: bool) -> Any:
+        assert enable_timing
+        event = SimpleNamespace(at=0.0)
+
+        def record() -> None:
+            event.at = max(self.device, self.host)
+
+        def wait() -> None:
+            self.host = max(self.host, event.at)
+
+        event.record, event.synchronize = record, wait
+        event.query = lambda: self.host >= event.at
+        event.elapsed_time = lambda end: 1e3 * (end.at - event.at)
+        return event
+
+    def CUDAGraph(self) -> Any:
+        graph = SimpleNamespace(kernels=[])
+
+        def replay() -> None:
+            self.host += 10e-6
+            for seconds in graph.kernels:
+                self.enqueue(seconds)
+
+        graph.replay = replay
+        return graph
+
+    @contextlib.contextmanager
+    def graph(self, graph: Any) -> Iterator[None]:
+        self.recorded = graph.kernels
+        yield
+        self.recorded = None
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def make(launch: float, kernel: float) -> Gpu:
+        gpu = Gpu(launch, kernel)
+        monkeypatch.setattr(cuda, "torch", SimpleNamespace(cuda=gpu, zeros=torch.zeros))
+        monkeypatch.setattr(cuda.time, "perf_counter", lambda: gpu.host)
+        return gpu
+
+    return make
+
+
+@pytest.mark.parametrize(("launch", "kernel"), [(2e-4, 5e-6), (2e-4, 5e-4), (1e-5, 3e-2)])
+def test_calls_are_timed_on_the_device(fake: Any, launch: float, kernel: float) -> None:
+    """However long the host takes to launch them; calls from Python take the longer of the two."""
+    gpu = fake(launch, kernel)
+    assert cuda.in_rows([gpu.call] * 3)(0.01) == pytest.approx(kernel)
+    assert cuda.from_python([gpu.call] * 3)(0.01) == pytest.approx(max(launch, kernel), rel=0.1)
+    assert cuda.in_graph([gpu.call] * 3)(0.01) == pytest.approx(kernel)
+
+
+def test_a_late_host_is_noticed(fake: Any) -> None:
+    """Readings that the device did not find enqueued do not count, and the next wait longer."""
+    gpu = fake(1e-4, 1e-5)
+    turn = cuda.in_rows([gpu.call])
+    gpu.launch = 1e-3  # slower than when it was tried
+    assert turn(0.0) == pytest.approx(1e-5)
+
+    def waits() -> tuple[Tensor, ...]:
+        found = gpu.call()
+        gpu.synchronize()
+        return found
+
+    with pytest.raises(RuntimeError, match="do they wait for it"):
+        cuda.in_rows([waits])
+
+
+def test_a_turn_has_several_readings(fake: Any) -> None:
+    gpu = fake(1e-5, 1e-3)
+    kernels = itertools.cycle([2e-3, 2e-3, 9e-3])  # one in three is disturbed
+
+    def uneven() -> tuple[Tensor, ...]:
+        gpu.kernel = next(kernels)
+        return gpu.call()
+
+    assert cuda.in_rows([uneven])(0.2) == pytest.approx(2e-3)
+
+
+def test_a_graph_has_to_give_what_its_calls_give(fake: Any) -> None:
+    gpu = fake(1e-5, 1e-5)
+    calls = 0
+
+    def stale() -> tuple[Tensor, ...]:
+        nonlocal calls
+        calls += 1
+        return (torch.full((2,), 1.0 if gpu.recorded is None else 2.0),)
+
+    with pytest.raises(RuntimeError, match="gives something else"):
+        cuda.captured([stale] * 2, 5)
+    assert calls == 2 + 5 + 1  # first calls, those captured, and the one compared with
+
+
+def test_sets_are_larger_than_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "properties", lambda: SimpleNamespace(L2_cache_size=50 * 2**20))
+    for shape, count in (((64, 3, 224, 224), 3), ((16, 3, 1024, 1024), 2), ((256, 1, 28, 28), 64)):
+        image = torch.empty(1).expand(shape)  # so large without its memory
+        assert cuda.sets(measure.Inputs(image, torch.empty(0), image)) == count
+
+
+def test_the_copy_rate_counts_reads_and_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (8 * 1000, 0))
+    monkeypatch.setattr(torch, "zeros", lambda size, **_: floats(size))
+    monkeypatch.setattr(cuda, "in_rows", lambda calls: calls[0]() is not None and (lambda least: 0.5))
+    assert cuda.copy_rate() == 2 * 1000 / 0.5
+
+
+def test_the_gpus_memory_is_that_of_its_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1000 floats beyond 3 results: blocks of 512 bytes."""
+    held, most = [7000], [0]
+
+    def call() -> tuple[Tensor, ...]:
+        most[0] = held[0] + 4096 + 3 * 512
+        return floats(128), floats(1), floats(100)
+
+    for name, value in {
+        "synchronize": lambda: None,
+        "reset_peak_memory_stats": lambda: most.__setitem__(0, held[0]),
+        "memory_allocated": lambda: held[0],
+        "max_memory_allocated": lambda: most[0],
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    assert cuda.peak(call) == 4096
+
+
+# The tests on a GPU, counted
+
+
+def test_outcomes_are_counted(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "test_some.py"
+    file.write_text(
+        """
+import pytest
+gpu = pytest.mark.gpu
+
+@pytest.fixture
+def broken():
+    raise ValueError
+
+@gpu
+@pytest.mark.parametrize("n", range(3))
+def test_passes(n): pass
+
+def test_passes_too(): pass
+
+@gpu
+def test_fails(): assert False
+
+@gpu
+@pytest.mark.skip(reason="why not")
+def test_skips(): pass
+
+def test_breaks(broken): pass
+"""
+    )
+    plain = ["-c", os.devnull, "--rootdir", str(tmp_path), "-p", "no:cacheprovider", "-p", "no:warnings"]
+    found = gpu_tests.run([*plain, str(file)])
+    assert found["tests"] == {"passed": 4, "failed": 1, "skipped": 1, "errors": 1}
+    assert found["gpu"] == {"passed": 3, "failed": 1, "skipped": 1, "errors": 0}
+    assert found["status"] == 1
+    assert found["versions"]["torch"] == torch.__version__
+    json.dumps(found, allow_nan=False)

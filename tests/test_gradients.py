@@ -24,17 +24,24 @@ IN = {2: (4, 3), 3: (3, 2, 3)}
 OUT = {2: (2, 3), 3: (2, 2, 1)}
 
 
-def differentiable(dims, family_name, kernel_name, padding_name, impl):
-    """A function of image, theta and the family's parameters, and a point to differentiate it at."""
+def differentiable(dims, family_name, kernel_name, padding_name, impl, *, antialias=False, copies=None):
+    """A function of image, theta and the family's parameters, and a point to differentiate it at.
+
+    One image and one theta, or with ``copies`` two images and so many thetas of each.
+    """
     family = families(dims, OUT[dims])[family_name]
     options = {
         "size": OUT[dims],
         "kernel": kernel(kernel_name),
         "padding": padding(padding_name, 2),
+        "antialias": antialias,
         "impl": impl,
     }
-    image = images(1, 2, *IN[dims])
-    theta = thetas(family, 1, spread=0.15, seed=3)
+    batch = 1 if copies is None else 2
+    image = images(batch, 2, *IN[dims])
+    theta = thetas(family, batch * (copies or 1), spread=0.15, seed=3)
+    if copies is not None:
+        theta = theta.unflatten(0, (batch, copies))
     learned = [parameter.detach().clone() for parameter in family.parameters()]
 
     class Call(torch.nn.Module):
@@ -71,7 +78,8 @@ def names_in_graph(output):
 @pytest.mark.parametrize("padding_name", PADDINGS)
 @pytest.mark.parametrize("kernel_name", KERNELS)
 @pytest.mark.parametrize("family_name", FAMILY_NAMES)
-@pytest.mark.parametrize(("dims", "impl"), [(2, "reference"), (2, "torch"), (3, "reference"), (3, "torch")])
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dims", [2, 3])
 def test_gradcheck(dims, impl, family_name, kernel_name, padding_name):
     """In image, theta and learned basis."""
     function, inputs = differentiable(dims, family_name, kernel_name, padding_name, impl)
@@ -79,7 +87,7 @@ def test_gradcheck(dims, impl, family_name, kernel_name, padding_name):
     assert torch.autograd.gradcheck(function, tracked(inputs), fast_mode=True)
 
 
-@pytest.mark.parametrize("padding_name", ["zeros", "border", "fill"])
+@pytest.mark.parametrize("padding_name", PADDINGS)
 @pytest.mark.parametrize("kernel_name", ["bilinear", "bicubic", "Kernel"])
 @pytest.mark.parametrize("family_name", FAMILY_NAMES)
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -106,10 +114,12 @@ def test_where_grid_sample_is_differentiable_once(dims, kernel_name, padding_nam
         close(found, twice, (1e-9, 1e-10))
 
 
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("padding_name", PADDINGS)
 @pytest.mark.parametrize("kernel_name", ["bilinear", "bicubic"])
-def test_gradgradcheck_in_3d(impl, kernel_name):
-    function, inputs = differentiable(3, "Affine", kernel_name, "zeros", impl)
+@pytest.mark.parametrize("family_name", ["Affine", "ThinPlateSpline"])
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_gradgradcheck_in_3d(impl, family_name, kernel_name, padding_name):
+    function, inputs = differentiable(3, family_name, kernel_name, padding_name, impl)
     assert torch.autograd.gradgradcheck(function, tracked(inputs), fast_mode=True)
 
 
@@ -148,37 +158,124 @@ def test_kernel_parameters_get_gradients():
     assert not torch.isclose(first, second)  # one for each axis
 
 
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-@pytest.mark.parametrize("family_name", FAMILY_NAMES)
-@pytest.mark.parametrize("dims", [2, 3])
-def test_function_transforms(dims, family_name, impl):
-    """jvp, jacfwd, jacrev, hessian, vmap, vmap(grad), each against plain reverse mode."""
-    function, inputs = differentiable(dims, family_name, "bilinear", "zeros", impl)
-    reference, _ = differentiable(dims, family_name, "bilinear", "zeros", "reference")
-    theta = inputs[1]
+def check_function_transforms(function, reference, inputs):
+    """jvp, jacfwd, jacrev, hessian, vmap, vmap(grad) in theta; gives the Jacobian and Hessian they match.
+
+    Those are the reference's in plain reverse mode; what is mapped is compared with single calls.
+    """
+    image, theta, *learned = inputs
 
     def of_theta(theta):
-        return function(inputs[0], theta, *inputs[2:])
-
-    expected = torch.autograd.functional.jacobian(lambda t: reference(inputs[0], t, *inputs[2:]), theta)
-    close(jacrev(of_theta)(theta), expected, (1e-9, 1e-10))
-    close(jacfwd(of_theta)(theta), expected, (1e-9, 1e-10))
-    tangent = images(*theta.shape, seed=9)
-    value, push = jvp(of_theta, (theta,), (tangent,))
-    close(value, reference(*inputs), (0, 1e-12))
-    close(push, torch.einsum("...np,np->...", expected, tangent), (1e-9, 1e-10))
+        return function(image, theta, *learned)
 
     def loss(theta):
         return of_theta(theta).square().sum()
 
-    second = torch.autograd.functional.hessian(
-        lambda t: reference(inputs[0], t, *inputs[2:]).square().sum(), theta
-    )
+    def true_loss(theta):
+        return reference(image, theta, *learned).square().sum()
+
+    first = torch.autograd.functional.jacobian(lambda t: reference(image, t, *learned), theta)
+    close(jacrev(of_theta)(theta), first, (1e-9, 1e-10))
+    close(jacfwd(of_theta)(theta), first, (1e-9, 1e-10))
+    tangent = images(*theta.shape, seed=9)
+    value, push = jvp(of_theta, (theta,), (tangent,))
+    close(value, reference(*inputs), (0, 1e-12))
+    close(push, torch.tensordot(first, tangent, dims=theta.ndim), (1e-9, 1e-10))
+    second = torch.autograd.functional.hessian(true_loss, theta)
     close(hessian(loss)(theta), second, (1e-8, 1e-9))
 
     many = torch.stack([theta, theta + 0.05, theta - 0.03])
     close(vmap(of_theta)(many), torch.stack([of_theta(t) for t in many]), (0, 1e-12))
-    close(vmap(grad(loss))(many), torch.stack([grad(loss)(t) for t in many]), (1e-9, 1e-10))
+    single = [torch.autograd.functional.jacobian(true_loss, t) for t in many]
+    close(vmap(grad(loss))(many), torch.stack(single), (1e-9, 1e-10))
+    return first, second
+
+
+def differences(function, point, step=1e-5):
+    """The Jacobian by central differences, [*output, *point]."""
+    moves = step * torch.eye(point.numel(), dtype=point.dtype).reshape(-1, *point.shape)
+    columns = [(function(point + move) - function(point - move)) / (2 * step) for move in moves]
+    return torch.stack(columns, dim=-1).unflatten(-1, point.shape)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("family_name", FAMILY_NAMES)
+@pytest.mark.parametrize("dims", [2, 3])
+def test_function_transforms(dims, family_name, impl):
+    function, inputs = differentiable(dims, family_name, "bilinear", "zeros", impl)
+    reference, _ = differentiable(dims, family_name, "bilinear", "zeros", "reference")
+    check_function_transforms(function, reference, inputs)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    ("dims", "family_name", "kernel_name", "padding_name", "others"),
+    [
+        (2, "Affine", "bicubic", "reflection", {}),
+        (2, "ThinPlateSpline", "bicubic", "fill", {}),
+        (2, "Projective", "bilinear", "circular", {}),
+        (2, "Affine", "Kernel", "border", {}),
+        (2, "Affine", "bilinear", "fill", {"copies": 3}),
+        (2, "ThinPlateSpline", "bicubic", "reflection", {"copies": 2}),
+        (2, "Affine", "bilinear", "zeros", {"antialias": 3}),
+        (2, "Projective", "bicubic", "fill", {"antialias": 3}),
+        (2, "ThinPlateSpline", "bilinear", "reflection", {"antialias": 3, "copies": 2}),
+        (3, "Affine", "bicubic", "fill", {}),
+        (3, "Affine", "bilinear", "reflection", {"antialias": 2, "copies": 2}),
+    ],
+)
+def test_function_transforms_of_every_reading(dims, family_name, kernel_name, padding_name, others, impl):
+    """Other kernels and paddings, anti-aliasing, several transforms an image; and reverse mode itself."""
+    reading = (dims, family_name, kernel_name, padding_name)
+    function, inputs = differentiable(*reading, impl, **others)
+    reference, _ = differentiable(*reading, "reference", **others)
+    first, second = check_function_transforms(function, reference, inputs)
+    image, theta, *learned = inputs
+
+    def gradient(theta):
+        theta = theta.clone().requires_grad_()
+        return torch.autograd.grad(reference(image, theta, *learned).square().sum(), theta)[0]
+
+    # Differences over 1e-5 are exact to some 1e-10 times the third derivative, and to 1e-16 / 1e-5.
+    close(first, differences(lambda t: reference(image, t, *learned), theta), (1e-6, 1e-7))
+    close(second, differences(gradient, theta), (1e-6, 1e-6))
+
+
+@pytest.mark.parametrize("options", [{"kernel": "bicubic", "padding": "reflection"}, {"antialias": 2}])
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_maps_over_images_and_thetas(impl, options):
+    """vmap over image, theta or both, in whichever axis, and its gradients, against single calls."""
+    family, copies = st.Affine(), 2
+    image = images(3, 2, 4, 3)
+    theta = thetas(family, 3 * copies).unflatten(0, (3, copies))
+
+    def one(image, theta):
+        return st.warp(image[None], theta[None], family, size=(2, 3), impl=impl, **options)[0]
+
+    def loss(image, theta):
+        return one(image, theta).square().sum()
+
+    def plain(image, theta):
+        return st.warp(image[None], theta[None], family, size=(2, 3), impl="reference", **options)[0]
+
+    pairs = list(zip(image, theta, strict=True))
+    close(vmap(one)(image, theta), torch.stack([plain(*pair) for pair in pairs]), (0, 1e-12))
+    close(
+        vmap(one, in_dims=(None, 2))(image[0], theta.permute(1, 2, 0)),
+        torch.stack([plain(image[0], t) for t in theta]),
+        (0, 1e-12),
+    )
+    close(
+        vmap(one, in_dims=(1, None))(image.transpose(0, 1), theta[0]),
+        torch.stack([plain(u, theta[0]) for u in image]),
+        (0, 1e-12),
+    )
+    found = vmap(grad(loss, argnums=(0, 1)))(image, theta)
+    for u, t, *gradients in zip(image, theta, *found, strict=True):
+        leaves = tracked((u, t))
+        wanted = torch.autograd.grad(plain(*leaves).square().sum(), leaves)
+        for gradient, other in zip(gradients, wanted, strict=True):
+            close(gradient, other, (1e-9, 1e-10))
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from spatial_transformer.modes import function_transform, tracing
+from spatial_transformer.modes import exporting, function_transform, opaque, tracing
 
 
 def seen(mode, run):
@@ -66,3 +67,33 @@ def test_stand_ins_are_seen():
     torch.export.export(Module(), (torch.ones(3),), strict=False)
     assert answers
     assert all(answers)
+
+
+def test_exports_are_seen():
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            answers.append(exporting())
+            return x.sum()
+
+    answers: list[bool] = []
+    torch.export.export(Module(), (torch.ones(3),), strict=False)
+    assert answers
+    assert all(answers)
+    assert not exporting()
+    assert not any(seen(exporting, lambda f: torch.compile(f, backend="eager")(torch.ones(3))))
+
+
+def test_watchers_of_operators_are_seen():
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            return function(*arguments, **(options or {}))
+
+    for watching in (Watch(), FakeTensorMode()):
+        with watching:
+            assert opaque()
+    assert not opaque()
+    assert all(seen(opaque, lambda f: torch.compile(f, backend="eager")(torch.ones(3))))
+    x = torch.ones(3, requires_grad=True)
+    assert seen(opaque, lambda f: f(x).backward()) == [False]
+    with torch.no_grad(), torch.inference_mode():
+        assert not opaque()

@@ -26,7 +26,7 @@ from .coordinates import (
     ratio,
     span,
 )
-from .families import Family, at_least_float32
+from .families import Family, Source, at_least_float32
 from .matrices import precise_product
 from .modes import capturing, tracing
 
@@ -182,6 +182,20 @@ class ControlPoints(Family):
             [column[a] * (span(into, align_corners) / 2) for column in columns]
             for a, into in enumerate(reversed(in_size))
         ]
+
+    def source(
+        self, theta: Tensor, in_size: Size, out_size: Size, align_corners: bool, *, slopes: bool
+    ) -> Source:
+        device, dtype = theta.device, theta.dtype
+
+        def layers() -> Tensor:
+            basis = self._basis(out_size, align_corners, device)[None]
+            if slopes:
+                basis = torch.cat([basis, self._slopes(out_size, align_corners, device)])
+            return basis.to(dtype)
+
+        basis = self._kept(("layers", tuple(out_size), align_corners, slopes, device, dtype), layers)
+        return Source("offsets", self.offsets(theta).transpose(-1, -2), basis)
 
     def crop(self, centre: Sequence[float], scale: Sequence[float]) -> Tensor:
         return self.free(placed(self._control, centre, scale).flatten()).to(torch.float32)
@@ -372,6 +386,16 @@ class LearnedBasis(Family):
             [column.select(-self.dims - 1, a) * (span(into, align_corners) / 2) for column in columns]
             for a, into in enumerate(reversed(in_size))
         ]
+
+    def source(
+        self, theta: Tensor, in_size: Size, out_size: Size, align_corners: bool, *, slopes: bool
+    ) -> Source:
+        basis = self.basis(out_size, align_corners, dtype=theta.dtype)[None]
+        if slopes:
+            fields = basis.unflatten(-1, tuple(out_size))
+            steps = [differences(fields, dim=-1 - axis).flatten(2) for axis in range(self.dims)]
+            basis = torch.cat([basis, *steps])
+        return Source("points", self.full(theta).unflatten(-1, (-1, self.dims)), basis)
 
     def crop(self, centre: Sequence[float], scale: Sequence[float]) -> Tensor:
         points = torch.tensor(self._identity, dtype=torch.float64, device="cpu").unflatten(0, (-1, self.dims))

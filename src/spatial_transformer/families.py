@@ -10,30 +10,38 @@ import itertools
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .coordinates import Size, axes, half_pixel_steps, lattice, pixel_axes, span
+from .coordinates import Size, half_pixel_steps, lattice, pixel_axes, span
 from .matrices import (
     divided,
     frame,
     homogeneous_grid,
     homogeneous_rows,
     inverted,
-    pixel_factors,
+    pixel_slopes,
     precise_product,
     quaternion_product,
     scaled_and_shifted,
     scaled_quaternion,
+    source_pixels,
     square,
-    visible,
 )
 
 # Finite thetas beyond this are held here: powers and sums of a few of them stay finite in float32.
 HUGE = 1e18
+
+
+class Source(NamedTuple):
+    """Where the output's pixels come from, in a form that needs no grid in memory (see ``Family.source``)."""
+
+    kind: str  # "matrix", "offsets", "points" or "grid"
+    numbers: Tensor
+    basis: Tensor | None
 
 
 class Family(nn.Module):
@@ -71,11 +79,16 @@ class Family(nn.Module):
 
     homogeneous: bool = True  # whether matrix() acts on homogeneous coordinates and says everything
     bounded: bool = False  # whether every theta up to 1e18 has a matrix whose entries are far from infinite
+    entrywise: bool = (
+        False  # whether the matrix's entries are numbers of theta, their negatives and constants
+    )
+    rowwise: bool = False  # whether theta is the matrix itself, row by row
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.homogeneous = cls.points is Family.points
-        cls.bounded = bool(cls.__dict__.get("bounded", False))  # never inherited: matrix() may be another
+        for promise in ("bounded", "entrywise", "rowwise"):  # never inherited: matrix() may be another
+            setattr(cls, promise, bool(cls.__dict__.get(promise, False)))
 
     def __init__(
         self,
@@ -297,11 +310,7 @@ class Family(nn.Module):
         """Source pixel coordinates of every output pixel, along x, y (, z). Each [..., *out_size]"""
         if not self.homogeneous:
             return pixel_axes(self.grid(theta, out_size, align_corners).unbind(-1), in_size, align_corners)
-        along = axes(out_size, None, dtype=theta.dtype, device=theta.device)
-        factors = pixel_factors(in_size, out_size, align_corners)
-        rows = homogeneous_rows(self.matrix(theta), along, trailing=self.dims, factors=factors)
-        middle = [(length - 1) / 2 for length in reversed(in_size)]
-        return [value + middle[a] for a, value in enumerate(divided(rows, self.dims))]
+        return source_pixels(self.matrix(theta), in_size, out_size, align_corners)
 
     def jacobian(
         self, theta: Tensor, in_size: Size, out_size: Size, align_corners: bool
@@ -309,29 +318,37 @@ class Family(nn.Module):
         """Source pixels per output pixel, ``[source axis][target axis]``: they broadcast over out_size."""
         if not self.homogeneous:
             return self._half_pixel_differences(theta, in_size, out_size, align_corners)
-        matrix, dims = self.matrix(theta), self.dims
-        factors = pixel_factors(in_size, out_size, align_corners)
+        return pixel_slopes(self.matrix(theta), in_size, out_size, align_corners)
 
-        def entry(a: int, b: int) -> Tensor:
-            return (matrix[..., a, b] * factors[a][b]).reshape(*matrix.shape[:-2], *[1] * dims)
+    def source(
+        self, theta: Tensor, in_size: Size, out_size: Size, align_corners: bool, *, slopes: bool
+    ) -> Source:
+        """What the fused kernels compute source positions from; ``slopes``: with what anti-aliasing needs.
 
-        if matrix.shape[-2] == dims:
-            return [[entry(a, b) for b in range(dims)] for a in range(dims)]
-        # d(p / w) = (dp - (p / w) dw) / w
-        along = axes(out_size, None, dtype=theta.dtype, device=theta.device)
-        rows = homogeneous_rows(matrix, along, trailing=dims, factors=factors)
-        seen = visible(rows, dims)
-        safe_w = torch.where(seen, rows[dims], 1.0)
-        return [
-            [
-                torch.where(
-                    seen, entry(a, b) - torch.where(seen, rows[a], 0.0) / safe_w * entry(dims, b), 0.0
-                )
-                / safe_w
-                for b in range(dims)
-            ]
-            for a in range(dims)
-        ]
+        - "matrix": numbers [..., R, dims + 1], as ``matrix``, or these two axes in one.
+        - "offsets": numbers [..., K, dims] and basis [L, K, points]: the target lattice plus their product.
+        - "points": the same, without the lattice.
+        - "grid": numbers [..., L, *out_size, dims], as ``grid``.
+
+        L is 1; with slopes it is 1 + dims, and the further layers say how source positions change from one
+        output pixel to the next along x, y (, z): normalised in a basis, in source pixels in a grid. A
+        transform whose numbers hold a NaN is lost as a whole ("grid": point by point).
+        """
+        if self.rowwise:  # a reshape would cost autograd more than a small warp takes
+            return Source("matrix", self.full(theta), None)
+        if self.homogeneous and self.entrywise:
+            return Source("matrix", self.matrix(theta), None)
+        theta, lost = settle(theta)
+        if self.homogeneous:
+            matrix = self.matrix(theta)
+            return Source("matrix", torch.where(lost[..., None, None], torch.nan, matrix), None)
+        layers = [self.grid(theta, out_size, align_corners)]
+        if slopes:
+            jacobian = self.jacobian(theta, in_size, out_size, align_corners)
+            layers += [torch.stack([row[b] for row in jacobian], dim=-1) for b in range(self.dims)]
+        grid = torch.stack(layers, dim=-self.dims - 2) if slopes else layers[0].unsqueeze(-self.dims - 2)
+        lost = lost.reshape(*lost.shape, *[1] * (self.dims + 2))
+        return Source("grid", torch.where(lost, torch.nan, grid), None)
 
     def _half_pixel_differences(
         self, theta: Tensor, in_size: Size, out_size: Size, align_corners: bool
@@ -359,6 +376,7 @@ class Translation(Family):
     """
 
     bounded = True
+    entrywise = True
 
     def __init__(self, dims: int = 2, **pinned: float) -> None:
         names = "xyz"[: two_or_three(dims)]
@@ -379,6 +397,7 @@ class Attention(Family):
     """
 
     bounded = True
+    entrywise = True
 
     def __init__(self, dims: int = 2, **pinned: float) -> None:
         names = ("scale", *"xyz"[: two_or_three(dims)])
@@ -504,6 +523,8 @@ class Affine(_PixelMatrices):
     """
 
     bounded = True
+    entrywise = True
+    rowwise = True
 
     def __init__(self, dims: int = 2, **pinned: float) -> None:
         super().__init__(
@@ -523,6 +544,8 @@ class Affine(_PixelMatrices):
 
 class Projective(_PixelMatrices):
     """Projective transformations: a square matrix, row by row, whose last number is 1."""
+
+    entrywise = True
 
     def __init__(self, dims: int = 2, **pinned: float) -> None:
         side = two_or_three(dims) + 1

@@ -139,6 +139,7 @@ class Cubic(Kernel):
 
 
 KERNELS: dict[str, Kernel] = {"nearest": Nearest(), "bilinear": Linear(), "bicubic": Cubic()}
+NAMES = {kernel: name for name, kernel in KERNELS.items()}
 
 
 class Reading(NamedTuple):
@@ -156,4 +157,4 @@ class Reading(NamedTuple):
 
     @property
     def kernel_name(self) -> str:
-        return next((name for name, kernel in KERNELS.items() if kernel is self.kernel), "Kernel")
+        return NAMES.get(self.kernel, "Kernel")

@@ -102,6 +102,45 @@ def pixel_factors(in_size: Size, out_size: Size, align_corners: bool) -> list[li
     return [*rows, [*(ratio(2.0, t) for t in spans_out), 1.0]]
 
 
+def source_pixels(matrix: Tensor, in_size: Size, out_size: Size, align_corners: bool) -> list[Tensor]:
+    """Source pixel coordinates of every output pixel, along x, y (, z). Each [..., *out_size]"""
+    dims = len(out_size)
+    rows = pixel_rows(matrix, in_size, out_size, align_corners)
+    middle = [(length - 1) / 2 for length in reversed(in_size)]
+    return [value + middle[a] for a, value in enumerate(divided(rows, dims))]
+
+
+def pixel_rows(matrix: Tensor, in_size: Size, out_size: Size, align_corners: bool) -> list[Tensor]:
+    """The matrix applied to centred output pixels, giving centred source pixels (and w)."""
+    along = axes(out_size, None, dtype=matrix.dtype, device=matrix.device)
+    factors = pixel_factors(in_size, out_size, align_corners)
+    return homogeneous_rows(matrix, along, trailing=len(out_size), factors=factors)
+
+
+def pixel_slopes(matrix: Tensor, in_size: Size, out_size: Size, align_corners: bool) -> list[list[Tensor]]:
+    """Source pixels per output pixel, ``[source axis][target axis]``: they broadcast over out_size."""
+    dims = len(out_size)
+    factors = pixel_factors(in_size, out_size, align_corners)
+
+    def entry(a: int, b: int) -> Tensor:
+        return (matrix[..., a, b] * factors[a][b]).reshape(*matrix.shape[:-2], *[1] * dims)
+
+    if matrix.shape[-2] == dims:
+        return [[entry(a, b) for b in range(dims)] for a in range(dims)]
+    # d(p / w) = (dp - (p / w) dw) / w
+    rows = pixel_rows(matrix, in_size, out_size, align_corners)
+    seen = visible(rows, dims)
+    safe_w = torch.where(seen, rows[dims], 1.0)
+    return [
+        [
+            torch.where(seen, entry(a, b) - torch.where(seen, rows[a], 0.0) / safe_w * entry(dims, b), 0.0)
+            / safe_w
+            for b in range(dims)
+        ]
+        for a in range(dims)
+    ]
+
+
 def scaled_and_shifted(scale: Tensor, shift: Tensor) -> Tensor:
     """``[scale * I | shift]``: [...], [..., dims] -> [..., dims, dims + 1]"""
     dims = shift.shape[-1]

@@ -29,3 +29,13 @@ def tracing() -> bool:
         or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
         or function_transform()
     )
+
+
+def exporting() -> bool:
+    """Whether a graph is being made for elsewhere (``torch.export``, ONNX), where operators are unknown."""
+    return torch.compiler.is_exporting()
+
+
+def opaque() -> bool:
+    """Whether someone watches operators go by (compile, fake tensors, a dispatch mode): go through them."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0

@@ -58,11 +58,8 @@ def warp(
         image, kernel=kernel, padding=padding, align_corners=align_corners, antialias=antialias
     )
     chosen = choose(checks.impl(impl), image, reading)
-    several = theta.ndim == 3
-    result: Tensor = chosen.module.warp(
-        image, theta if several else theta[:, None], family, out_size, reading
-    )
-    return result if several else result.squeeze(1)
+    result: Tensor = chosen.module.warp(image, theta, family, out_size, reading)
+    return result
 
 
 def sample(
@@ -93,6 +90,5 @@ def sample(
         image, kernel=kernel, padding=padding, align_corners=align_corners, antialias=antialias
     )
     chosen = choose(checks.impl(impl), image, reading)
-    several = grid.ndim == image.ndim + 1
-    result: Tensor = chosen.module.sample(image, grid if several else grid[:, None], reading)
-    return result if several else result.squeeze(1)
+    result: Tensor = chosen.module.sample(image, grid, reading)
+    return result

@@ -8,12 +8,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..kernels import Reading
-from . import reference, torch_native
+from . import operators, reference, torch_native
 
 # In the order in which "auto" tries them.
-IMPLEMENTATIONS: dict[str, ModuleType | None] = {"fused": None, "torch": torch_native, "reference": reference}
-
-NO_FUSED = "the fused kernels are not part of this version"
+IMPLEMENTATIONS: dict[str, ModuleType] = {"fused": operators, "torch": torch_native, "reference": reference}
 
 
 class Choice(NamedTuple):
@@ -24,10 +22,7 @@ class Choice(NamedTuple):
 
 def why_not(name: str, image: Tensor, reading: Reading) -> str | None:
     """Why an implementation cannot run, or None where it can."""
-    module = IMPLEMENTATIONS[name]
-    if module is None:
-        return NO_FUSED
-    reason: str | None = module.why_not(image, reading)
+    reason: str | None = IMPLEMENTATIONS[name].why_not(image, reading)
     return reason
 
 
@@ -40,8 +35,6 @@ def choose(impl: str, image: Tensor, reading: Reading) -> Choice:
     for name in IMPLEMENTATIONS if impl == "auto" else (impl,):
         reason = why_not(name, image, reading)
         if reason is None:
-            module = IMPLEMENTATIONS[name]
-            assert module is not None
-            return Choice(name, "; ".join(passed_over) or "as asked", module)
+            return Choice(name, "; ".join(passed_over) or "as asked", IMPLEMENTATIONS[name])
         passed_over.append(f"not {name}: {reason}")
     raise RuntimeError(f'impl="{impl}" cannot run here: {passed_over[-1].split(": ", 1)[1]}')

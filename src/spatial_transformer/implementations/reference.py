@@ -33,7 +33,12 @@ def how(image: Tensor, reading: Reading) -> str:
 
 
 def warp(image: Tensor, theta: Tensor, family: Family, size: Size, reading: Reading) -> Tensor:
-    """V of equation 3 for the grid T_theta(G). [N, C, *in], [N, T, P] -> [N, T, C, *size]"""
+    """V of equation 3 for the grid T_theta(G).
+
+    [N, C, *in], [N, P] -> [N, C, *size]; theta [N, T, P] -> [N, T, C, *size]
+    """
+    if theta.ndim == 2:
+        return warp(image, theta[:, None], family, size, reading).squeeze(1)
     theta, lost = settle(theta.to(compute_dtype(image, theta)))
     in_size = tuple(image.shape[2:])
     positions = family.pixels(theta, in_size, size, reading.align_corners)
@@ -50,7 +55,12 @@ def warp(image: Tensor, theta: Tensor, family: Family, size: Size, reading: Read
 
 
 def sample(image: Tensor, grid: Tensor, reading: Reading) -> Tensor:
-    """V of equation 3 for a given grid. [N, C, *in], [N, T, *out, dims] -> [N, T, C, *out]"""
+    """V of equation 3 for a given grid.
+
+    [N, C, *in], [N, *out, dims] -> [N, C, *out]; a grid [N, T, *out, dims] -> [N, T, C, *out]
+    """
+    if grid.ndim == image.ndim:
+        return sample(image, grid[:, None], reading).squeeze(1)
     grid = grid.to(compute_dtype(image, grid))
     positions = pixel_axes(grid.unbind(-1), tuple(image.shape[2:]), reading.align_corners)
     spans = None

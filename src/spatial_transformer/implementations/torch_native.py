@@ -73,9 +73,11 @@ def why_plain(image: Tensor, reading: Reading) -> str | None:
 
 
 def warp(image: Tensor, theta: Tensor, family: Family, size: Size, reading: Reading) -> Tensor:
-    """[N, C, *in], [N, T, P] -> [N, T, C, *size]"""
+    """[N, C, *in], [N, P] -> [N, C, *size]; theta [N, T, P] -> [N, T, C, *size]"""
     if why_plain(image, reading) is not None:
         return reference.warp(image, theta, family, size, reading)
+    if theta.ndim == 2:
+        return warp(image, theta[:, None], family, size, reading).squeeze(1)
     grid = sampling_grid(theta.to(compute_dtype(image, theta)), family, size, reading)
     return arranged(native(image.to(grid.dtype), grid, reading), image)
 
@@ -94,9 +96,11 @@ def sampling_grid(theta: Tensor, family: Family, size: Size, reading: Reading) -
 
 
 def sample(image: Tensor, grid: Tensor, reading: Reading) -> Tensor:
-    """[N, C, *in], [N, T, *out, dims] -> [N, T, C, *out]"""
+    """[N, C, *in], [N, *out, dims] -> [N, C, *out]; a grid [N, T, *out, dims] -> [N, T, C, *out]"""
     if why_plain(image, reading) is not None:
         return reference.sample(image, grid, reading)
+    if grid.ndim == image.ndim:
+        return sample(image, grid[:, None], reading).squeeze(1)
     grid = grid.to(compute_dtype(image, grid))
     lean = LEAN * torch.finfo(grid.dtype).eps
     return arranged(native(image.to(grid.dtype), tame(grid + lean, nowhere(reading)), reading), image)

@@ -1,0 +1,113 @@
+"""Compiles the Triton kernels for a GPU that is not there: the interpreter lets pass what compilers do not.
+
+Run by ``test_triton_compiles.py`` in a process of its own, since Triton either interprets or compiles. Prints
+one line for each kernel: its name, registers and bytes of stack.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+import spatial_transformer as st
+from spatial_transformer.implementations import fused_triton
+from spatial_transformer.implementations.job import Job
+
+TARGET = GPUTarget("cuda", 90, 32)
+POINTERS = {
+    torch.float64: "*fp64",
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int64: "*i64",
+}
+
+
+def source(plan, tensors):
+    """The kernel with the types, constants and alignments that a launch would give it."""
+    signature, constants, attributes = {}, {}, {}
+    aligned = [["tt.divisibility", 16]]
+    for i, (parameter, value) in enumerate(zip(plan.kernel.params, (*tensors, *plan.rest), strict=True)):
+        name, special = parameter.name, not parameter.do_not_specialize
+        if parameter.is_constexpr or (special and isinstance(value, int) and value == 1):
+            signature[name], constants[name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name], attributes[(i,)] = POINTERS[value.dtype], aligned
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        else:
+            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if special and value % 16 == 0:
+                attributes[(i,)] = aligned
+    return ASTSource(plan.kernel, signature, constants, attributes)
+
+
+def compile_instead(plan, device, *tensors):
+    compiled = triton.compile(source(plan, tensors), target=TARGET, options={"num_warps": plan.warps})
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        usage = subprocess.run(
+            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
+    print(plan.kernel.__name__, registers, stack, flush=True)
+
+
+def compile_case(
+    shape, family, *, out=None, kernel="bilinear", padding="zeros", limit=1.0, dtype=torch.float32,
+    compute=torch.float32, channels_last=False, basis=False, copies=1,
+):  # fmt: skip
+    dims = len(shape) - 2
+    size = tuple(out or shape[2:])
+    image = torch.zeros(shape, dtype=dtype)
+    if channels_last:
+        image = image.contiguous(memory_format=torch.channels_last if dims == 2 else torch.channels_last_3d)
+    if family is None:
+        layers = 1 + dims if limit > 1 else 1
+        kind, numbers, found = "grid", torch.zeros(shape[0], copies, layers, *size, dims, dtype=compute), None
+    else:
+        theta = torch.zeros(shape[0], copies, family.num_params, dtype=compute)
+        kind, numbers, found = family.source(theta, shape[2:], size, False, slopes=limit > 1)
+        if kind == "matrix":
+            numbers = numbers.reshape(shape[0], copies, -1, dims + 1)
+    fill = torch.zeros(shape[1], dtype=compute) if padding == "fill" else None
+    job = Job(kind, size, kernel, padding, False, limit)
+    output = fused_triton.forward(image, numbers, found, fill, job)
+    wanted = (True, True, basis and found is not None)
+    fused_triton.backward(output, image, numbers, found, fill, job, wanted)
+
+
+def main() -> None:
+    fused_triton.Plan.__call__ = compile_instead
+    spline, learned = st.ThinPlateSpline((4, 4)), st.LearnedBasis(9, (12, 12))
+    compile_case((256, 1, 28, 28), st.Affine())
+    compile_case((64, 3, 224, 224), st.Affine(), dtype=torch.bfloat16)
+    compile_case((64, 64, 56, 56), st.Affine(), copies=3)
+    compile_case((64, 64, 56, 56), st.Affine(), channels_last=True)
+    compile_case((16, 1, 60, 60, 60), st.Affine(3))
+    compile_case((4, 8, 32, 32, 32), st.Affine(3), kernel="bicubic", channels_last=True)
+    compile_case((64, 3, 56, 56), st.Projective(), padding="fill")
+    compile_case((64, 3, 56, 56), st.Projective(), padding="reflection", kernel="bicubic", limit=8.0)
+    compile_case((4, 2, 16, 16, 16), st.Projective(3), padding="border", kernel="nearest")
+    compile_case((1024, 1, 42, 42), spline)
+    compile_case((4, 3, 16, 16), spline, limit=3.0, dtype=torch.float16)
+    compile_case((4, 3, 12, 12, 12), st.ThinPlateSpline((4, 4, 4)), padding="circular", kernel="bicubic")
+    compile_case((4, 3, 12, 12), learned, basis=True, dtype=torch.float64, compute=torch.float64)
+    compile_case((4, 3, 16, 16), None, compute=torch.float64)
+    compile_case((4, 3, 16, 16), None, limit=2.0, padding="border")
+    torch.use_deterministic_algorithms(True)
+    compile_case((4, 3, 16, 16), None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
