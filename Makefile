@@ -38,7 +38,7 @@ test-gpu:
 
 docs: setup
 	$(BIN)/python -m benchmarks.table benchmarks/results/cpu.json --into README.md
-	$(BIN)/python -m benchmarks.table benchmarks/results/gpu.json --into README.md
+	$(BIN)/python -m benchmarks.table benchmarks/results/gpu.json --into docs/speed.md
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache
