@@ -18,7 +18,7 @@ TOLERANCES = {
     torch.float16: (2**-10, 2**-11),
 }
 
-IMPLEMENTATIONS = ("reference", "torch")
+IMPLEMENTATIONS = ("reference", "torch", "fused")
 KERNELS = ("nearest", "bilinear", "bicubic", "Kernel")
 PADDINGS = ("zeros", "border", "reflection", "circular", "fill")
 SIZES = {2: (5, 6), 3: (3, 4, 5)}
@@ -59,6 +59,11 @@ def images(*shape: int, seed: int = 0, dtype=torch.float64):
 def bump(distance):
     """A smooth kernel of one's own that is no partition of unity."""
     return torch.cos(distance).square() * torch.exp(-0.3 * distance) / 1.7
+
+
+def can(impl: str, kernel_name: str) -> bool:
+    """Whether an implementation takes a kernel."""
+    return impl != "fused" or kernel_name != "Kernel"
 
 
 def kernel(name: str):

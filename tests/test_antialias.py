@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 import spatial_transformer as st
 
-IMPLS = ("reference", "torch")
-both_impls = pytest.mark.parametrize("impl", IMPLS)
+IMPLS = ("reference", "torch", "fused")
+every_impl = pytest.mark.parametrize("impl", IMPLS)
 both_corners = pytest.mark.parametrize("align_corners", [False, True])
 
 # float64 sums of up to 1024 terms of size 1.
@@ -59,7 +59,7 @@ def shrunk(image, size, *, shift=0.0, align_corners=False, **options):
 # Images whose right answer is known
 
 
-@both_impls
+@every_impl
 @pytest.mark.parametrize("shift", [0, 0.25, 0.5])
 @pytest.mark.parametrize(
     ("size", "out", "align_corners"),
@@ -88,7 +88,7 @@ def test_checkerboard_between_whole_factors(size, out):
     assert (result - 0.5)[INSIDE].abs().max() < bound
 
 
-@both_impls
+@every_impl
 @pytest.mark.parametrize("shift", [0, 0.25, 0.5])
 def test_checkerboard_3d(shift, impl):
     board = checkerboard(32, 24, 40)
@@ -99,7 +99,7 @@ def test_checkerboard_3d(shift, impl):
     close((plain - 0.5)[inside].abs(), torch.full_like(plain, 0.5)[inside], EXACT)
 
 
-@both_impls
+@every_impl
 @pytest.mark.parametrize("name", ["zone plate", "noise"])
 def test_reduction_by_8_is_near_the_area_mean(name, impl):
     image = zone_plate(256) if name == "zone plate" else noise(1, 1, 256, 256)
@@ -173,7 +173,7 @@ def affine_by_hand(theta, size, out, align_corners):
     return positions, np.broadcast_to(jacobian, (*positions.shape, 2))
 
 
-@both_impls
+@every_impl
 @both_corners
 @pytest.mark.parametrize("seed", range(3))
 def test_widened_hat_by_hand(seed, align_corners, impl):
@@ -282,7 +282,7 @@ def test_families_agree_on_an_affine_map(name):
     )
 
 
-@both_impls
+@every_impl
 @pytest.mark.parametrize(("antialias", "limit"), [(4, 4), (2.5, 2.5), (True, 8), (40, 16)])
 def test_beyond_the_limit_the_footprint_stays(antialias, limit, impl):
     row = noise(1, 1, 1, 160)  # one axis shrinks by 16; the other has one pixel and does not
@@ -294,7 +294,7 @@ def test_beyond_the_limit_the_footprint_stays(antialias, limit, impl):
     close(ours[0, 0, 0], torch.tensor(theirs, dtype=torch.float64), EXACT)
 
 
-@both_impls
+@every_impl
 @pytest.mark.parametrize("kernel", ["nearest", "bilinear", "bicubic"])
 def test_limit_changes_nothing_below_it(kernel, impl):
     image = noise(1, 1, 15, 12)
@@ -313,7 +313,7 @@ def test_own_kernel_is_divided_by_its_footprint():
     close(ours[0, 0, 0], torch.from_numpy(weights @ row[0, 0, 0].numpy()), EXACT)
 
 
-@both_impls
+@every_impl
 @both_corners
 @pytest.mark.parametrize("dims", [2, 3])
 def test_sample_of_an_affine_grid_agrees_with_warp(dims, align_corners, impl):
@@ -355,16 +355,21 @@ def check_plain(image, theta, family, antialias, impl, **options):
 
     The torch implementation has its anti-aliasing from the reference, but for plain sampling it may take
     ``F.grid_sample``, which rounds otherwise: it is held to the reference's bits, and to its own within
-    some roundings of a position.
+    some roundings of a position. The fused kernels sum in another order than the reference: they are held
+    to it within so many roundings.
     """
     found = value_and_gradients(image, theta, family, antialias=antialias, impl=impl, **options)
     plain = value_and_gradients(image, theta, family, impl="reference", **options)
+    # A lean of 4 roundings, as many of its own, 6 px from middle to rim, slopes of up to 6 a pixel.
+    slack = 8 * 6 * 6 * torch.finfo(image.dtype).eps
     for ours, theirs in zip(found, plain, strict=True):
-        assert torch.equal(ours, theirs)
+        if impl == "fused":
+            close(ours, theirs, slack * theirs.abs().max().clamp(min=1).item())
+        else:
+            assert torch.equal(ours, theirs)
     if impl != "reference":
         own = st.warp(image, theta, family, impl=impl, **options)
-        # A lean of 4 roundings, as many of its own, 6 px from middle to rim, slopes of up to 6 a pixel.
-        close(found[0], own, 8 * 6 * 6 * torch.finfo(image.dtype).eps)
+        close(found[0], own, slack)
 
 
 def turned(angle):
@@ -385,7 +390,7 @@ PLAIN = {
 }
 
 
-@both_impls
+@every_impl
 @both_dtypes
 @all_kernels
 @pytest.mark.parametrize("name", PLAIN)
@@ -410,7 +415,7 @@ FAMILIES = {
 }
 
 
-@both_impls
+@every_impl
 @both_dtypes
 @pytest.mark.parametrize("name", FAMILIES)
 def test_plain_at_every_familys_identity(name, dtype, impl):
@@ -451,7 +456,7 @@ GRADCHECK = {
 }
 
 
-@both_impls
+@every_impl
 @all_kernels
 @pytest.mark.parametrize("name", GRADCHECK)
 def test_gradients(name, kernel, impl):
@@ -543,7 +548,7 @@ def test_gradients_reach_beyond_the_plain_taps(name):
     assert min(heard) > 4
 
 
-@both_impls
+@pytest.mark.parametrize("impl", ["reference", "torch"])
 @pytest.mark.parametrize("antialias", [False, 2])
 def test_a_kernel_is_not_asked_beyond_its_radius(antialias, impl):
     """A root that is undefined there gives no NaN on the way back."""

@@ -13,6 +13,7 @@ from torch import nn
 
 import spatial_transformer as st
 from spatial_transformer import implementations
+from spatial_transformer.implementations import operators
 
 IMAGE = torch.rand(2, 3, 5, 6)
 THETA = st.Affine().identity().expand(2, 6)
@@ -195,14 +196,21 @@ def test_an_implementation_that_cannot_run_says_why(call, monkeypatch):
 
 
 @pytest.mark.parametrize("call", [warp, sample])
-@pytest.mark.skipif(implementations.IMPLEMENTATIONS["fused"] is not None, reason="there are fused kernels")
-def test_no_fused_kernels_yet(call):
-    raises(RuntimeError, 'impl="fused"', "cannot run", "not part of this version", call, impl="fused")
+def test_what_the_fused_kernels_refuse(call, monkeypatch):
+    own = st.Kernel(lambda d: torch.exp(-d * d), radius=1)
+    monkeypatch.setattr(operators, "installed", lambda package: True)
+    refuses = [RuntimeError, 'impl="fused"', "cannot run"]
+    raises(*refuses, "no kernel of one's own", call, impl="fused", kernel=own)
+    fill = torch.tensor([0.1, 0.2, 0.3], requires_grad=True)
+    raises(*refuses, "gradient to the padding's value", call, impl="fused", padding=fill)
+    monkeypatch.setattr(operators, "installed", lambda package: False)
+    raises(*refuses, "Numba is not installed", call, impl="fused")
+    assert torch.equal(call(impl="auto"), call(impl="torch"))
 
 
 # Batch 0
 
-IMPLS = [name for name, module in implementations.IMPLEMENTATIONS.items() if module is not None]
+IMPLS = list(implementations.IMPLEMENTATIONS)
 PADDINGS = ["zeros", "border", "reflection", "circular", 0.5, (0.1, 0.2, 0.3)]
 KERNELS = ["nearest", "bilinear", "bicubic", st.Kernel(lambda d: torch.exp(-d * d), radius=1.5)]
 

@@ -15,7 +15,7 @@ import torch
 import spatial_transformer as st
 
 DOUBLE = torch.float64
-IMPLS = ("reference", "torch")
+IMPLS = ("reference", "torch", "fused")
 SIZES = {2: (5, 4), 3: (3, 5, 4)}
 LATTICES = {2: (3, 4), 3: (2, 3, 4)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 
@@ -11,7 +12,9 @@ import torch
 import spatial_transformer as st
 from spatial_transformer import checks
 from spatial_transformer.cli import main
-from spatial_transformer.implementations import choose, reference, torch_native
+from spatial_transformer.implementations import choose, operators, reference, torch_native
+
+NUMBA = importlib.util.find_spec("numba") is not None
 
 
 def reading(image, **options):
@@ -25,7 +28,17 @@ def test_it_says_what_calls_do():
     assert st.__version__ in report
     assert "cpu: " in report
     lines = [" ".join(line.split()) for line in report.splitlines()]
-    assert "fused not available: the fused kernels are not part of this version" in lines
+    if NUMBA:
+        assert "fused available" in lines
+        assert "cpu 2D bilinear any padding fused Numba kernels" in lines
+        assert "cpu 3D bicubic + antialias any padding fused Numba kernels" in lines
+    assert any(line.startswith("cpu 2D Kernel any padding torch plain tensor code") for line in lines)
+
+
+def test_it_says_what_calls_do_without_kernels(monkeypatch):
+    monkeypatch.setattr(operators, "installed", lambda package: False)
+    lines = [" ".join(line.split()) for line in st.info().splitlines()]
+    assert "fused not available: Numba is not installed" in lines
     assert "cpu 2D bilinear zeros, border, reflection torch F.grid_sample" in lines
     assert any(
         line.startswith("cpu 2D nearest any padding torch plain tensor code") and "halves" in line
@@ -69,13 +82,17 @@ def test_a_reader_that_leaves_early_is_no_error():
     assert done.stderr == ""
 
 
-def test_choice_and_its_reason():
+def test_choice_and_its_reason(monkeypatch):
     image = torch.rand(1, 1, 4, 4)
+    if NUMBA:
+        chosen = choose("auto", image, reading(image))
+        assert (chosen.name, chosen.module) == ("fused", operators)
+    assert choose("reference", image, reading(image)).module is reference
+    monkeypatch.setattr(operators, "installed", lambda package: False)
     chosen = choose("auto", image, reading(image))
     assert (chosen.name, chosen.module) == ("torch", torch_native)
-    assert "fused" in chosen.reason
-    assert choose("reference", image, reading(image)).module is reference
-    with pytest.raises(RuntimeError, match="fused kernels are not part of this version"):
+    assert chosen.reason == "not fused: Numba is not installed"
+    with pytest.raises(RuntimeError, match="Numba is not installed"):
         choose("fused", image, reading(image))
 
 

@@ -34,11 +34,21 @@ BESIDE = {
     "implementations": {"families"},
 }
 
-# Of one implementation by another.
+# Of one implementation by another. ``job`` is what the fused kernels are asked to do, and of the reference
+# they take its constants alone (``test_kernels_take_constants_of_the_reference``).
 IMPLEMENTATIONS = {
-    "__init__": {"reference", "torch_native", "fused_triton", "fused_numba", "operators"},
+    "__init__": {"reference", "torch_native", "operators"},
     "torch_native": {"reference"},
-    "operators": {"reference", "fused_triton", "fused_numba"},
+    "operators": {"reference", "fused_triton", "fused_numba", "job"},
+    "fused_triton": {"reference", "job"},
+    "fused_numba": {"reference", "job"},
+}
+
+# What the fused kernels, and what they share, take of the rest of the library.
+FUSED = {
+    "job": {"antialias", "coordinates", "matrices"},
+    "fused_triton": {"families", "kernels", "matrices"},
+    "fused_numba": {"families", "kernels", "matrices"},
 }
 
 # An outside package -> the one file that imports it.
@@ -108,6 +118,25 @@ def test_the_package_imports_only_what_is_public():
 def test_implementations_stand_apart(file):
     used = {parts[1] for parts in own(file) if parts[0] == "implementations" and len(parts) > 1}
     assert used <= IMPLEMENTATIONS.get(Path(file).stem, set())
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_files_take_little_of_the_library(name):
+    used = {parts[0] for parts in own(f"implementations/{name}.py") if parts[0] != "implementations"}
+    assert used <= FUSED[name]
+
+
+@pytest.mark.parametrize("name", ["fused_triton", "fused_numba"])
+def test_kernels_take_constants_of_the_reference(name):
+    """Not its functions: kernels that call what they are compared with prove nothing."""
+    tree = ast.parse((ROOT / f"implementations/{name}.py").read_text())
+    taken = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in ("reference", None)
+        for alias in node.names
+    }
+    assert all(taken_name.isupper() for taken_name in taken), taken
 
 
 @pytest.mark.parametrize("package", OWNERS)

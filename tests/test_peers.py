@@ -10,8 +10,8 @@ from scipy.interpolate import RBFInterpolator
 
 import spatial_transformer as st
 
-IMPLS = ("reference", "torch")
-both_impls = pytest.mark.parametrize("impl", IMPLS)
+IMPLS = ("reference", "torch", "fused")
+every_impl = pytest.mark.parametrize("impl", IMPLS)
 both_corners = pytest.mark.parametrize("align_corners", [False, True])
 
 # OpenCV 5 interpolates float32 images of 1, 3 or 4 channels with exact weights, in float32 arithmetic
@@ -76,7 +76,7 @@ def close(ours, theirs, atol):
 # OpenCV
 
 
-@both_impls
+@every_impl
 @both_corners
 @all_opencv
 def test_from_opencv_warps_as_opencv(family, peer, matrix, align_corners, impl):
@@ -86,7 +86,7 @@ def test_from_opencv_warps_as_opencv(family, peer, matrix, align_corners, impl):
     close(ours, through_opencv(peer, picture, matrix), OPENCV)
 
 
-@both_impls
+@every_impl
 @both_corners
 @pytest.mark.parametrize("padding", ["fill", "border", "reflection", "circular"])
 @pytest.mark.parametrize("kernel", ["bilinear", "bicubic"])
@@ -117,7 +117,7 @@ def test_opencv_paddings_and_kernels(kernel, padding, align_corners, impl):
     close(ours, theirs, OPENCV)
 
 
-@both_impls
+@every_impl
 @all_opencv
 def test_opencv_nearest(family, peer, matrix, impl):
     picture, image = photo(seed=2)
@@ -132,7 +132,7 @@ def test_opencv_nearest(family, peer, matrix, impl):
     close(torch.where(clear, ours, 0.0), torch.where(clear, theirs, 0.0), 0)
 
 
-@both_impls
+@every_impl
 @both_corners
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_to_opencv_warps_as_ours(dtype, align_corners, impl):
@@ -203,7 +203,7 @@ def normalised(pixels, size, align_corners):
     return (2 * pixels + 1) / lengths - 1
 
 
-@both_impls
+@every_impl
 @both_corners
 @pytest.mark.parametrize("padding", SCIPY_MODES)
 @pytest.mark.parametrize("order", [0, 1])
@@ -239,7 +239,7 @@ def test_map_coordinates(dims, order, padding, align_corners, impl):
     close(ours[0], theirs, EXACT)
 
 
-@both_impls
+@every_impl
 @both_corners
 @pytest.mark.parametrize("padding", SCIPY_MODES)
 @pytest.mark.parametrize("order", [0, 1])
@@ -277,7 +277,7 @@ def test_affine_transform(dims, order, padding, align_corners, impl):
     close(ours[0, 0], torch.from_numpy(theirs), EXACT)
 
 
-@both_impls
+@every_impl
 @both_corners
 def test_nearest_rounds_halves_up(align_corners, impl):
     image = noise(1, 2, 9, 17) if align_corners else noise(1, 2, 8, 16)  # frames in which halves are exact
@@ -292,7 +292,7 @@ def test_nearest_rounds_halves_up(align_corners, impl):
     assert torch.equal(ours, image[:, :, rows, columns])
 
 
-@both_impls
+@every_impl
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_nearest_halving_takes_the_upper_pixels(dtype, impl):
     image = noise(1, 1, 26, 14).to(dtype)  # sample j lies at 2j + 1/2
@@ -339,7 +339,7 @@ def test_thin_plate_spline(lattice, align_corners):
     )
 
 
-@both_impls
+@every_impl
 @both_corners
 @pytest.mark.parametrize("lattice", [(3, 5), (2, 3, 3)], ids=str)
 def test_thin_plate_spline_warp(lattice, align_corners, impl):
@@ -389,7 +389,7 @@ grid_sample_paddings = pytest.mark.parametrize("padding", ["zeros", "border", "r
 GRADIENT = 1e-11
 
 
-@both_impls
+@every_impl
 @both_corners
 @grid_sample_paddings
 @pytest.mark.parametrize(("dims", "kernel"), GRID_SAMPLE)
@@ -424,7 +424,7 @@ def test_grid_sample_of_affine_grid(dims, kernel, padding, align_corners, impl):
     assert their_theta_gradient.abs().amin() > 1e-3  # none of them is compared for nothing
 
 
-@both_impls
+@every_impl
 @both_corners
 @grid_sample_paddings
 @pytest.mark.parametrize(("dims", "kernel"), GRID_SAMPLE)
@@ -445,7 +445,7 @@ def test_grid_sample(dims, kernel, padding, align_corners, impl):
     close(grid_gradient, their_grid_gradient, GRADIENT)
 
 
-@both_impls
+@every_impl
 def test_grid_sample_nearest_away_from_halves(impl):
     image, grid = noise(2, 3, 6, 9), 3 * noise(2, 8, 5, 2, seed=1) - 1.5
     theirs = F.grid_sample(image, grid, mode="nearest", align_corners=False)
@@ -466,7 +466,7 @@ def natural(size, seed=0):
     return (total - total.min()) / (total.max() - total.min())
 
 
-@both_impls
+@every_impl
 @pytest.mark.parametrize(
     ("size", "out"),
     [((64, 44), (32, 22)), ((99, 66), (30, 20)), ((96, 128), (12, 16)), ((48, 66), (24, 20))],

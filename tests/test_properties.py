@@ -5,15 +5,29 @@ HYPOTHESIS_PROFILE=thorough runs 2,000 random examples of each; CI runs fewer, a
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 import pytest
 import torch
-from cases import DTYPES, FAMILY_NAMES, KERNELS, PADDINGS, families, images, kernel, padding
+from cases import (
+    DTYPES,
+    FAMILY_NAMES,
+    IMPLEMENTATIONS,
+    KERNELS,
+    PADDINGS,
+    close,
+    families,
+    images,
+    kernel,
+    padding,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as draws
 
 import spatial_transformer as st
+
+NUMBA = importlib.util.find_spec("numba") is not None
 
 COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
 settings.register_profile("ci", max_examples=150, **COMMON)
@@ -56,6 +70,11 @@ def calls(draw):
     return image, theta, family, options
 
 
+def implementations(options):
+    """Those that take such a call."""
+    return IMPLEMENTATIONS if NUMBA and isinstance(options["kernel"], str) else ("reference", "torch")
+
+
 def run(image, theta, family, options, impl):
     leaves = (image.detach().clone().requires_grad_(), theta.detach().clone().requires_grad_())
     output = st.warp(*leaves, family, **options, impl=impl)
@@ -65,10 +84,10 @@ def run(image, theta, family, options, impl):
 
 @given(calls())
 def test_implementations_agree_and_keep_their_promises(call):
-    """Shape, dtype, layout, finiteness; ``torch`` and any dtype against ``reference`` in float64."""
+    """Shape, dtype, layout, finiteness; all of them and any dtype against ``reference`` in float64."""
     image, theta, family, options = call
     copies = theta.shape[1:-1]
-    found = {impl: run(image, theta, family, options, impl) for impl in ("reference", "torch")}
+    found = {impl: run(image, theta, family, options, impl) for impl in implementations(options)}
     exact = run(image.double(), theta.double(), family.double(), options, "reference")
     family.to(torch.promote_types(image.dtype, torch.float32))
     for impl, (output, d_image, d_theta) in found.items():
@@ -83,8 +102,9 @@ def test_implementations_agree_and_keep_their_promises(call):
             layout = torch.channels_last if not image.is_contiguous() else torch.contiguous_format
             assert output.is_contiguous(memory_format=layout)
     if image.dtype == torch.float64 and not near_a_step(call):
-        for one, other in zip(found["torch"], exact, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+        for impl in found:
+            for one, other in zip(found[impl], exact, strict=True):
+                close(one, other, (1e-8, 1e-8))
     elif image.numel() and not near_a_step(call):
         # A float32 coordinate is off by up to its size times 1e-6; the slope of image and kernel is below 4,
         # and channels of a wide reach add up.
@@ -122,7 +142,7 @@ def test_samples_are_independent(call, which):
     if image.shape[0] == 0 or near_a_step(call):
         return
     row = which % image.shape[0]
-    for impl in ("reference", "torch"):
+    for impl in implementations(options):
         whole = st.warp(image, theta, family, **options, impl=impl)
         alone = st.warp(image[row : row + 1], theta[row : row + 1], family, **options, impl=impl)
         # Other shapes go through other loops, which may sum in another order: a few roundings of the
@@ -145,8 +165,9 @@ def test_samples_are_independent(call, which):
 def test_the_identity_is_exact_at_every_size(height, width, align_corners, dtype):
     image = images(1, 1, height, width, dtype=dtype)
     theta = st.Affine().identity(dtype=dtype)[None]
-    found = st.warp(image, theta, st.Affine(), align_corners=align_corners, impl="reference")
-    assert torch.equal(found, image)
+    for impl in ("reference", "fused") if NUMBA else ("reference",):
+        found = st.warp(image, theta, st.Affine(), align_corners=align_corners, impl=impl)
+        assert torch.equal(found, image), impl
 
 
 @given(calls())
@@ -158,7 +179,7 @@ def test_linear_in_the_image(call):
     image, theta = image.double(), theta.double()
     other = images(*image.shape, seed=77)
     family = family.double()
-    for impl in ("reference", "torch"):
+    for impl in implementations(options):
         warp = lambda u, impl=impl: st.warp(u, theta, family, **options, impl=impl)  # noqa: E731
         torch.testing.assert_close(
             warp(2 * image - other), 2 * warp(image) - warp(other), rtol=1e-9, atol=1e-9

@@ -6,8 +6,8 @@ Three kernels, each over work items that share no memory they write:
 - ``scatter_items``, the image's gradient: blocks of channels of one image, or bands of its pixels;
 - ``pull_items``, the gradient of numbers and basis: blocks of output rows.
 
-All go through the output row by row. ``place_row`` gives a row's source positions and ``aim_row`` tells which of
-its pixels have all taps in the image. Those are read by plain loops along the row, one channel after the other,
+All go through the output row by row. ``place_row`` gives a row's source positions and ``aim_row`` tells which
+of its pixels have all taps in the image. Those are read by plain loops along the row, channel after channel,
 from offsets and weights computed once. Others, and all pixels where channels lie innermost or the kernel is
 widened, are read one by one with a loop over the channels inside.
 
@@ -29,13 +29,13 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import numba
 import numpy as np
 import torch
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import event
 from numba.extending import intrinsic
@@ -52,6 +52,11 @@ Strides = tuple[int, int, int, int]  # x, y, z, channel
 Tag = Any  # a number whose type matters, not its value
 Variant = tuple[int, ...]
 
+int32: Any = np.int32
+int64: Any = np.int64
+uint32: Any = np.uint32
+float64: Any = np.float64
+
 MATRIX, OFFSETS, POINTS, GRID = range(4)
 NEAREST, BILINEAR, BICUBIC = range(3)
 ZEROS, BORDER, REFLECTION, CIRCULAR, FILL = range(5)
@@ -60,7 +65,7 @@ KERNELS = {"nearest": NEAREST, "bilinear": BILINEAR, "bicubic": BICUBIC}
 PADDINGS = {"zeros": ZEROS, "border": BORDER, "reflection": REFLECTION, "circular": CIRCULAR, "fill": FILL}
 CUBIC = -0.75  # of kernels.cubic
 
-# A kernel is compiled in two variants. COMMON has the plain bilinear kernel of affine transforms alone, and is
+# A kernel has two variants. COMMON has the plain bilinear kernel of affine transforms alone, and is
 # compiled in half the time. They are told apart by the length of a tuple, which Numba knows when it compiles.
 COMMON: tuple[int, ...] = ()
 ANY = (0,)
@@ -72,17 +77,17 @@ FLAGS: dict[str, Any] = {"error_model": "numpy"}
 
 def _jit(function: Function) -> Function:
     """A part of a kernel. Without fast-math: NaN and infinity mean what they say."""
-    return numba.njit(forceinline=True, **FLAGS)(function)  # type: ignore[no-any-return, unused-ignore]
+    return numba.njit(forceinline=True, **FLAGS)(function)
 
 
 def _jit_blend(function: Function) -> Function:
     """A part whose products and sums may be one instruction."""
-    return numba.njit(forceinline=True, fastmath={"contract"}, **FLAGS)(function)  # type: ignore[no-any-return, unused-ignore]
+    return numba.njit(forceinline=True, fastmath={"contract"}, **FLAGS)(function)
 
 
 def _jit_sum(function: Function) -> Function:
     """A part whose sums may be taken in any order, which vectors need."""
-    return numba.njit(forceinline=True, fastmath={"contract", "reassoc"}, **FLAGS)(function)  # type: ignore[no-any-return, unused-ignore]
+    return numba.njit(forceinline=True, fastmath={"contract", "reassoc"}, **FLAGS)(function)
 
 
 def _code(function: Callable[..., Any]) -> Any:
@@ -92,7 +97,7 @@ def _code(function: Callable[..., Any]) -> Any:
 
 # Memory
 
-# Which type a tensor's elements have is told by the type of a number, there being no half type to say it with.
+# A tensor's type of elements is told by the type of a number, there being no half type to say it with.
 STORED = {
     torch.float64: np.float64(0),
     torch.float32: np.float32(0),
@@ -226,11 +231,11 @@ def pointer(typing_context: Any, address: Any) -> Any:
 @_jit
 def pair(p: int, o: int, stride: int, stored: Tag, zero: Tag) -> tuple[float, float]:
     if stride == 1:
-        return load_two(p, o, stored, zero)  # type: ignore[no-any-return]
+        return load_two(p, o, stored, zero)
     return load(p, o, stored, zero), load(p, o + stride, stored, zero)
 
 
-@_jit_blend
+@_jit
 def add(p: int, o: int, value: float) -> None:
     put(p, o, get(p, o, value) + value)
 
@@ -281,7 +286,7 @@ PLAN = np.dtype(
     align=True,
 )
 
-# A thread's memory, in words of 8 bytes. First lines of W words, with what is known of a row of W output pixels:
+# A thread's memory, in words of 8 bytes. First lines of W words, for what is known of an output row's pixels:
 POSITION = 0  # 3: source pixels, not yet made finite
 INSIDE_PIXEL = 3  # 3: how far right of the pixel at or left of it
 OFFSET = 6  # int32: of the lowest tap
@@ -292,14 +297,14 @@ PUSH = 9  # 3: the gradient of the position
 WEIGHT = (
     12  # 12: of a bicubic kernel, at 4 a + k; of a bilinear one that is BESIDE its two weights, two slopes
 )
-STEEP = 24  # 12: slopes of a bicubic kernel
+STEEP = 24  # 12: slopes of a bicubic kernel; of a bilinear one that is BESIDE whether its two taps count
 FIRST, SECOND = 36, 39  # 3 each, int32: offsets of the two taps of a bilinear kernel that is BESIDE
 SUMS = 42  # 3: of products with a basis, float64; later the output of a half dtype
 SLOPE = 45  # 9: of position a per output pixel along b, at 3 a + b; later their gradient
 FOOT = 54  # 3: the footprint
 STRETCH = 57  # 3: its gradient
 LINES = 60
-# Then, of one output pixel: how many taps along each axis, and of all taps of an axis weight, slope and width.
+# Then, of one output pixel: how many taps an axis has, and the weight, slope and width of all of them.
 COUNT, WHOLE = 0, 3
 TAPS = 12
 TAP_OFFSET, TAP_WEIGHT, TAP_SLOPE, TAP_WIDTH = 0, 3, 6, 9  # 3 times ``most`` each; offsets int64
@@ -378,7 +383,7 @@ def sums_line(work: Work) -> int:
 @_jit
 def number_at(work: Work, r: int, b: int) -> float:
     """Of the transform at hand, settled; of a matrix in pixels."""
-    return get(numbers_line(work), r * work.plan.columns + b, work.zero)  # type: ignore[no-any-return]
+    return get(numbers_line(work), r * work.plan.columns + b, work.zero)
 
 
 # Positions
@@ -423,7 +428,7 @@ def settle_numbers(work: Work, n: int, t: int) -> bool:
 @_jit
 def centred(index: int, length: int, zero: Tag) -> float:
     """Pixels from the centre: exact."""
-    return type(zero)(np.int32(2 * index - (length - 1))) * type(zero)(0.5)
+    return type(zero)(int32(2 * index - (length - 1))) * type(zero)(0.5)
 
 
 @_jit
@@ -436,7 +441,7 @@ def matrix_row(work: Work, r: int, i_z: int, i_y: int, p_to: int, middle: float)
     value = value + number_at(work, r, 1) * centred(i_y, plan.out[1], zero)
     step, half = number_at(work, r, 0), type(zero)(plan.out[0] - 1) * type(zero)(0.5)
     for j in range(plan.out[0]):
-        put(p_to, j, (value + step * (type(zero)(np.int32(j)) - half)) + middle)
+        put(p_to, j, (value + step * (type(zero)(int32(j)) - half)) + middle)
 
 
 @_jit
@@ -492,11 +497,11 @@ def basis_row(work: Work, i_z: int, i_y: int) -> None:
                 put(p_sums, j, 0.0)
             for k in range(plan.rows):
                 number, o = (
-                    np.float64(number_at(work, k, a)),
+                    float64(number_at(work, k, a)),
                     layer * plan.basis[0] + k * plan.basis[1] + o_row,
                 )
                 for j in range(width):
-                    add(p_sums, j, number * np.float64(get(work.basis, o + j * s_p, zero)))
+                    add(p_sums, j, number * float64(get(work.basis, o + j * s_p, zero)))
             half_span, still, middle = (
                 type(zero)(plan.half_span[a]),
                 type(zero)(plan.still[a]),
@@ -506,7 +511,7 @@ def basis_row(work: Work, i_z: int, i_y: int) -> None:
                 value = type(zero)(get(p_sums, j, 0.0)) * half_span
                 if layer == 0:
                     if plan.kind == OFFSETS:
-                        target = type(zero)(np.int32(j)) - half if a == 0 else (y if a == 1 else z)
+                        target = type(zero)(int32(j)) - half if a == 0 else (y if a == 1 else z)
                         value = target * still + value
                     put(line(work, POSITION + a), j, value + middle)
                 else:
@@ -567,7 +572,7 @@ def squared_footprint(work: Work, a: int, j: int) -> float:
         slope = get(line(work, SLOPE + 3 * a + b), j, work.zero)
         if abs(slope) < math.inf:
             total += slope * slope
-    return total  # type: ignore[no-any-return]
+    return total
 
 
 # Aim: where taps are
@@ -587,12 +592,12 @@ class Aim(NamedTuple):
 def aim_at(work: Work, a: int) -> Aim:
     plan = work.plan
     before, after = reach(plan.kernel)
-    low, high = (work.low, work.high) if a == plan.dims - 1 else (np.int64(0), plan.lengths[a])
-    first, many = np.int32(low + before), np.uint32(max(high - low - before - after, 0))
+    low, high = (work.low, work.high) if a == plan.dims - 1 else (int64(0), plan.lengths[a])
+    first, many = int32(low + before), uint32(max(high - low - before - after, 0))
     lowest, none = low - after, high - low + before + after
     if not plan.beyond:  # what is outside is padded from anywhere
-        lowest, none = np.int64(-FAR - 1), np.int64(2**32 - 1)
-    return Aim(first, many, np.int32(lowest), np.uint32(none), np.int32(work.strides[a]))
+        lowest, none = int64(-FAR - 1), int64(2**32 - 1)
+    return Aim(first, many, int32(lowest), uint32(none), int32(work.strides[a]))
 
 
 @_jit
@@ -605,21 +610,21 @@ def reach(kernel: int) -> tuple[int, int]:
 
 @_jit
 def aimed(x: float, aim: Aim) -> tuple[float, int, bool, bool]:
-    """How far right of its pixel a position is, the pixel's offset, whether all taps count, and whether none."""
+    """How far right of its pixel a position is, the pixel's offset, whether all taps count, whether none."""
     far = type(x)(FAR)
     held = x if x > -far else -far  # NaN too: no whole number is made of it
     held = held if held < far else far
     left = np.floor(held)
-    i = np.int32(left)
-    inside = np.uint32(np.int32(i - aim.first)) < aim.many
-    missed = np.uint32(np.int32(i - aim.low)) >= aim.none
-    return held - left, np.int32(i * aim.stride), inside, missed
+    i = int32(left)
+    inside = uint32(int32(i - aim.first)) < aim.many
+    missed = uint32(int32(i - aim.low)) >= aim.none
+    return held - left, int32(i * aim.stride), inside, missed
 
 
 @_jit
 def marked(inside: bool, missed: bool) -> int:
-    mark = np.int32(INSIDE) if inside else np.int32(BESIDE)
-    return np.int32(NOWHERE) if missed else mark
+    mark = int32(INSIDE) if inside else int32(BESIDE)
+    return int32(NOWHERE) if missed else mark
 
 
 @_jit
@@ -628,7 +633,7 @@ def aim_row(work: Work, steep: bool, variant: Variant) -> None:
     plan, zero, width = work.plan, work.zero, work.plan.out[0]
     p_mark, p_offset = line(work, MARK), line(work, OFFSET)
     if not plan.by_rows:
-        fill_line(p_mark, width, np.int32(BESIDE))
+        fill_line(p_mark, width, int32(BESIDE))
         return
     if len(variant) > 0:
         weigh_row(work, steep)
@@ -639,17 +644,17 @@ def aim_row(work: Work, steep: bool, variant: Variant) -> None:
         line(work, INSIDE_PIXEL + 1),
         line(work, INSIDE_PIXEL + 2),
     )
-    before = np.int32(reach(plan.kernel)[0] * (work.strides[0] + work.strides[1]))
+    before = int32(reach(plan.kernel)[0] * (work.strides[0] + work.strides[1]))
     if plan.dims == 2:
         for j in range(width):
             right, o_x, inside_x, missed_x = aimed(get(p_x, j, zero), aim_x)
             below, o_y, inside_y, missed_y = aimed(get(p_y, j, zero), aim_y)
             put(p_right, j, right)
             put(p_below, j, below)
-            put(p_offset, j, np.int32(np.int32(o_x + o_y) - before))
+            put(p_offset, j, int32(int32(o_x + o_y) - before))
             put(p_mark, j, marked(inside_x & inside_y, missed_x | missed_y))
     else:
-        before = np.int32(before + reach(plan.kernel)[0] * work.strides[2])
+        before = int32(before + reach(plan.kernel)[0] * work.strides[2])
         for j in range(width):
             right, o_x, inside_x, missed_x = aimed(get(p_x, j, zero), aim_x)
             below, o_y, inside_y, missed_y = aimed(get(p_y, j, zero), aim_y)
@@ -657,7 +662,7 @@ def aim_row(work: Work, steep: bool, variant: Variant) -> None:
             put(p_right, j, right)
             put(p_below, j, below)
             put(p_behind, j, behind)
-            put(p_offset, j, np.int32(np.int32(np.int32(o_x + o_y) + o_z) - before))
+            put(p_offset, j, int32(int32(int32(o_x + o_y) + o_z) - before))
             put(p_mark, j, marked(inside_x & inside_y & inside_z, missed_x | missed_y | missed_z))
     if plan.bands > 1 and not plan.beyond:
         skip_other_bands(work)
@@ -685,7 +690,7 @@ def weigh_row(work: Work, steep: bool) -> None:
 def rounded(x: float) -> float:
     """floor(x + 0.5), without rounding x + 0.5 first."""
     left = np.floor(x)
-    return left + type(x)(1) if x - left >= type(x)(0.5) else left  # type: ignore[no-any-return]
+    return left + type(x)(1) if x - left >= type(x)(0.5) else left
 
 
 @_jit
@@ -701,16 +706,16 @@ def skip_other_bands(work: Work) -> None:
     for j in range(work.plan.out[0]):
         x = get(p_outermost, j, work.zero)
         if before <= x < length - after and not work.low - after <= x < work.high + before:
-            put(p_mark, j, np.int32(NOWHERE))
+            put(p_mark, j, int32(NOWHERE))
 
 
 @_jit
 def run_end(work: Work, start: int) -> int:
     """Where the pixels that are marked as this one end."""
-    p_mark, size, one = line(work, MARK), work.plan.out[0], np.int32(0)
+    p_mark, size, one = line(work, MARK), work.plan.out[0], int32(0)
     mark, stop = get(p_mark, start, one), start + 1
     while stop + 16 <= size:  # as vectors, where the run is long
-        others = np.int32(0)
+        others = int32(0)
         for k in range(16):
             others |= get(p_mark, stop + k, one) ^ mark
         if others != 0:
@@ -783,7 +788,7 @@ def counted(work: Work, a: int) -> tuple[int, int]:
     """The pixels of an axis that count."""
     if a == work.plan.dims - 1:
         return work.low, work.high
-    return np.int64(0), work.plan.lengths[a]
+    return int64(0), work.plan.lengths[a]
 
 
 @_jit
@@ -798,21 +803,21 @@ def place_of(work: Work, a: int, j: int) -> float:
 
 @_jit
 def axis_taps(work: Work, a: int, j: int) -> None:
-    """The taps that count: k((x - m) / s), over their sum where s is not 1; of a plain kernel bit for bit k."""
+    """The taps that count: k((x - m) / s), over their sum where s is not 1; plain k where it is."""
     plan, zero, kernel = work.plan, work.zero, work.plan.kernel
     real = type(zero)
     place = place_of(work, a, j)
     left = rounded(place) if kernel == NEAREST else np.floor(place)
-    inside, base = place - left, np.int64(left)
+    inside, base = place - left, int64(left)
     foot = get(line(work, FOOT + a), j, zero) if plan.antialias else real(1)
     plain = foot == real(1)
     before, after = reach(kernel)
     total, total_slope, total_width = real(1), zero, zero
     if not plain:
         radius = real(0.5) if kernel == NEAREST else real(after)
-        widest = np.int64(math.ceil(radius * real(plan.limit)))
-        before = -max(np.int64(math.floor(inside - radius * foot)), -widest)
-        after = min(np.int64(math.ceil(inside + radius * foot)), widest)
+        widest = int64(math.ceil(radius * real(plan.limit)))
+        before = -max(int64(math.floor(inside - radius * foot)), -widest)
+        after = min(int64(math.ceil(inside + radius * foot)), widest)
         total = zero
         for k in range(-before, after + 1):
             distance = (inside - real(k)) / foot
@@ -853,7 +858,7 @@ def axis_taps(work: Work, a: int, j: int) -> None:
             put(p_slope, count, slope)
             put(p_width, count, width)
             count += 1
-    put(words(work, COUNT), a, np.int64(count))
+    put(words(work, COUNT), a, int64(count))
     put(p_whole, 3 * a, whole)
     put(p_whole, 3 * a + 1, whole_slope)
     put(p_whole, 3 * a + 2, whole_width)
@@ -861,20 +866,20 @@ def axis_taps(work: Work, a: int, j: int) -> None:
 
 @_jit
 def count_of(work: Work, a: int) -> int:
-    return get(words(work, COUNT), a, 0)  # type: ignore[no-any-return]
+    return get(words(work, COUNT), a, 0)
 
 
 @_jit
 def tap_at(work: Work, what: int, a: int, k: int) -> float:
-    return get(tap_line(work, what, a), k, work.zero)  # type: ignore[no-any-return]
+    return get(tap_line(work, what, a), k, work.zero)
 
 
 @_jit
 def one_tap(work: Work) -> None:
     """The axis that a 2D image lacks has one tap."""
     one = type(work.zero)(1)
-    put(words(work, COUNT), 2, np.int64(1))
-    put(tap_line(work, TAP_OFFSET, 2), 0, np.int64(0))
+    put(words(work, COUNT), 2, int64(1))
+    put(tap_line(work, TAP_OFFSET, 2), 0, int64(0))
     put(tap_line(work, TAP_WEIGHT, 2), 0, one)
     put(tap_line(work, TAP_SLOPE, 2), 0, work.zero)
     put(tap_line(work, TAP_WIDTH, 2), 0, work.zero)
@@ -883,7 +888,7 @@ def one_tap(work: Work) -> None:
 
 @_jit
 def pixel_taps(work: Work, j: int) -> int:
-    """The products of an output pixel's taps, x fastest, filled up to a multiple of four with weights of zero."""
+    """The products of an output pixel's taps, x fastest, filled up to a multiple of four with zeros."""
     for a in range(work.plan.dims):
         axis_taps(work, a, j)
     if work.plan.dims == 2:
@@ -910,13 +915,13 @@ def kept(work: Work, what: int, a: int) -> float:
     total = work.zero
     for k in range(count_of(work, a)):
         total += tap_at(work, what, a, k)
-    return total  # type: ignore[no-any-return]
+    return total
 
 
 @_jit
 def whole(work: Work, a: int, k: int) -> float:
     """The sum of all of an axis' weights (0), slopes (1) or widths (2)."""
-    return get(words(work, WHOLE), 3 * a + k, work.zero)  # type: ignore[no-any-return]
+    return get(words(work, WHOLE), 3 * a + k, work.zero)
 
 
 # Pixels that a plain bilinear kernel reads partly outside: two taps along each axis
@@ -929,7 +934,7 @@ def tap_beside(work: Work, a: int, index: int) -> tuple[int, float]:
     if not work.plan.beyond:
         index = padded(work.plan, index, work.plan.lengths[a])
     counts = (index >= low) & (index < high)
-    o = np.int32(min(max(index, low), high - 1) * work.strides[a])
+    o = int32(min(max(index, low), high - 1) * work.strides[a])
     return o, type(work.zero)(1) if counts else work.zero
 
 
@@ -946,9 +951,11 @@ def beside_run(work: Work, run: Run) -> None:
         for j in range(run.start, run.stop):
             place = place_of(work, a, j)
             left = np.floor(place)
-            inside, i = place - left, np.int64(left)
+            inside, i = place - left, int64(left)
             o_first, first = tap_beside(work, a, i)
             o_second, second = tap_beside(work, a, i + 1)
+            put(line(work, STEEP + 2 * a), j, first)
+            put(line(work, STEEP + 2 * a + 1), j, second)
             put(p_first, j, o_first)
             put(p_second, j, o_second)
             put(p_inside, j, inside)
@@ -963,12 +970,12 @@ def beside_run(work: Work, run: Run) -> None:
 def beside_axis(work: Work, a: int, k: int, j: int, first: float, second: float) -> float:
     """Two values by the weights (k = 0) or slopes (k = 2) of an axis."""
     value = get(line(work, WEIGHT + 4 * a + k), j, first) * first
-    return value + get(line(work, WEIGHT + 4 * a + k + 1), j, first) * second  # type: ignore[no-any-return]
+    return value + get(line(work, WEIGHT + 4 * a + k + 1), j, first) * second
 
 
 @_jit_blend
 def beside_line(work: Work, o: int, j: int, k: int) -> float:
-    p_first, p_second, whole_number = line(work, FIRST), line(work, SECOND), np.int32(0)
+    p_first, p_second, whole_number = line(work, FIRST), line(work, SECOND), int32(0)
     first = load(work.image, o + get(p_first, j, whole_number), work.stored, work.zero)
     second = load(work.image, o + get(p_second, j, whole_number), work.stored, work.zero)
     return beside_axis(work, 0, k, j, first, second)
@@ -976,8 +983,8 @@ def beside_line(work: Work, o: int, j: int, k: int) -> float:
 
 @_jit_blend
 def beside_square(work: Work, o: int, j: int, k_x: int, k_y: int) -> float:
-    first = beside_line(work, o + get(line(work, FIRST + 1), j, np.int32(0)), j, k_x)
-    second = beside_line(work, o + get(line(work, SECOND + 1), j, np.int32(0)), j, k_x)
+    first = beside_line(work, o + get(line(work, FIRST + 1), j, int32(0)), j, k_x)
+    second = beside_line(work, o + get(line(work, SECOND + 1), j, int32(0)), j, k_x)
     return beside_axis(work, 1, k_y, j, first, second)
 
 
@@ -985,14 +992,14 @@ def beside_square(work: Work, o: int, j: int, k_x: int, k_y: int) -> float:
 def beside_at(work: Work, o: int, j: int, k_x: int, k_y: int, k_z: int) -> float:
     if work.plan.dims == 2:
         return beside_square(work, o, j, k_x, k_y)
-    first = beside_square(work, o + get(line(work, FIRST + 2), j, np.int32(0)), j, k_x, k_y)
-    second = beside_square(work, o + get(line(work, SECOND + 2), j, np.int32(0)), j, k_x, k_y)
+    first = beside_square(work, o + get(line(work, FIRST + 2), j, int32(0)), j, k_x, k_y)
+    second = beside_square(work, o + get(line(work, SECOND + 2), j, int32(0)), j, k_x, k_y)
     return beside_axis(work, 2, k_z, j, first, second)
 
 
 @_jit
 def kept_beside(work: Work, a: int, k: int, j: int) -> float:
-    """The sum of what counts of an axis' weights (k = 0) or slopes (k = 2); 1 for an axis that is not there."""
+    """The sum of what counts of an axis' weights (k = 0) or slopes (k = 2); 1 for a missing axis."""
     one = type(work.zero)(1)
     return beside_axis(work, a, k, j, one, one) if a < work.plan.dims else one
 
@@ -1019,7 +1026,7 @@ def read_nearest(work: Work, run: Run) -> None:
     for c in range(run.first, run.last):
         o_u, o_v = run.o_u + c * s_u, run.o_v + c * s_c
         for j in range(run.start, run.stop):
-            value = load(work.image, o_u + get(p_offset, j, np.int32(0)), work.stored, work.zero)
+            value = load(work.image, o_u + get(p_offset, j, int32(0)), work.stored, work.zero)
             store(work.output, o_v + j * s_v, work.stored, value)
 
 
@@ -1048,7 +1055,7 @@ def read_squares(work: Work, run: Run, s_x: int, s_v: int) -> None:
     for c in range(run.first, run.last):
         o_u, o_v = run.o_u + c * s_u, run.o_v + c * s_c
         for j in range(run.start, run.stop):
-            o = o_u + get(p_offset, j, np.int32(0))
+            o = o_u + get(p_offset, j, int32(0))
             value = square_at(work.image, o, s_x, s_y, get(p_x, j, zero), get(p_y, j, zero), work.stored)
             give(work, o_v, s_v, j, value)
         give_later(work, run, o_v, s_v)
@@ -1068,7 +1075,7 @@ def read_cubes(work: Work, run: Run, s_x: int, s_v: int) -> None:
     for c in range(run.first, run.last):
         o_u, o_v = run.o_u + c * s_u, run.o_v + c * s_c
         for j in range(run.start, run.stop):
-            o, x, y = o_u + get(p_offset, j, np.int32(0)), get(p_x, j, zero), get(p_y, j, zero)
+            o, x, y = o_u + get(p_offset, j, int32(0)), get(p_x, j, zero), get(p_y, j, zero)
             near = square_at(work.image, o, s_x, s_y, x, y, work.stored)
             far = square_at(work.image, o + s_z, s_x, s_y, x, y, work.stored)
             give(work, o_v, s_v, j, between(near, far, get(p_z, j, zero)))
@@ -1083,7 +1090,7 @@ def read_cubic(work: Work, run: Run) -> None:
     for c in range(run.first, run.last):
         o_u, o_v = run.o_u + c * s_u, run.o_v + c * plan.output[3]
         for j in range(run.start, run.stop):
-            o_first, total = o_u + get(p_offset, j, np.int32(0)), zero
+            o_first, total = o_u + get(p_offset, j, int32(0)), zero
             for k_z in range(4 if plan.dims == 3 else 1):
                 layer = zero
                 for k_y in range(4):
@@ -1203,7 +1210,7 @@ def read_run(work: Work, run: Run, mark: int, variant: Variant) -> None:
 def forward_items(p_call: int, stored: Tag, zero: Tag, variant: Variant) -> None:
     """V_c(p) = sum over taps m of U_c(m) k(x(p) - m_x) k(y(p) - m_y), for blocks of output rows."""
     plan = plan_of(p_call)
-    out, output = plan.out, plan.output
+    out = plan.out
     work = Work(
         plan,
         own_memory(p_call),
@@ -1213,7 +1220,7 @@ def forward_items(p_call: int, stored: Tag, zero: Tag, variant: Variant) -> None
         place_in(p_call, 2),
         place_in(p_call, 3),
         (plan.image[0], plan.image[1], plan.image[2], plan.image[3]),
-        np.int64(0),
+        int64(0),
         plan.lengths[plan.dims - 1],
         stored,
         zero,
@@ -1232,30 +1239,30 @@ def forward_items(p_call: int, stored: Tag, zero: Tag, variant: Variant) -> None
                 while start < out[0]:
                     stop = run_end(work, start)
                     run = Run(start, stop, first, last, n * plan.image[4], o_row)
-                    read_run(work, run, get(line(work, MARK), start, np.int32(0)), variant)
+                    read_run(work, run, get(line(work, MARK), start, int32(0)), variant)
                     start = stop
         item = next_item(p_call)
 
 
 @_jit
 def output_row(plan: Record, n: int, t: int, i_z: int, i_y: int) -> int:
-    return n * plan.output[5] + t * plan.output[4] + i_z * plan.output[2] + i_y * plan.output[1]  # type: ignore[no-any-return]
+    return n * plan.output[5] + t * plan.output[4] + i_z * plan.output[2] + i_y * plan.output[1]
 
 
-# The image's gradient: each tap gets its weight times the cotangent G. ``work.image`` is the gradient's address.
+# The image's gradient, at ``work.image``: each tap gets its weight times the cotangent G.
 
 
-@_jit_blend
+@_jit
 def put_nearest(work: Work, run: Run) -> None:
     s_u, s_c, s_v, p_offset = work.strides[3], work.plan.output[3], work.plan.output[0], line(work, OFFSET)
     for c in range(run.first, run.last):
         o_u, o_v = run.o_u + c * s_u, run.o_v + c * s_c
         for j in range(run.start, run.stop):
             g = load(work.output, o_v + j * s_v, work.stored, work.zero)
-            add(work.image, o_u + get(p_offset, j, np.int32(0)), g)
+            add(work.image, o_u + get(p_offset, j, int32(0)), g)
 
 
-@_jit_blend
+@_jit
 def put_square(p: int, o: int, s_x: int, s_y: int, x: float, y: float, g: float) -> None:
     low = g * y
     top = g - low
@@ -1266,18 +1273,18 @@ def put_square(p: int, o: int, s_x: int, s_y: int, x: float, y: float, g: float)
     add(p, o + s_y + s_x, right_low)
 
 
-@_jit_blend
+@_jit
 def put_squares(work: Work, run: Run, s_x: int, s_v: int) -> None:
     s_y, s_u, s_c, zero = work.strides[1], work.strides[3], work.plan.output[3], work.zero
     p_offset, p_x, p_y = line(work, OFFSET), line(work, INSIDE_PIXEL), line(work, INSIDE_PIXEL + 1)
     for c in range(run.first, run.last):
         o_u, o_v = run.o_u + c * s_u, run.o_v + c * s_c
         for j in range(run.start, run.stop):
-            o, g = o_u + get(p_offset, j, np.int32(0)), load(work.output, o_v + j * s_v, work.stored, zero)
+            o, g = o_u + get(p_offset, j, int32(0)), load(work.output, o_v + j * s_v, work.stored, zero)
             put_square(work.image, o, s_x, s_y, get(p_x, j, zero), get(p_y, j, zero), g)
 
 
-@_jit_blend
+@_jit
 def put_cubes(work: Work, run: Run, s_x: int, s_v: int) -> None:
     s_y, s_z, s_u, s_c, zero = (
         work.strides[1],
@@ -1291,14 +1298,14 @@ def put_cubes(work: Work, run: Run, s_x: int, s_v: int) -> None:
     for c in range(run.first, run.last):
         o_u, o_v = run.o_u + c * s_u, run.o_v + c * s_c
         for j in range(run.start, run.stop):
-            o, x, y = o_u + get(p_offset, j, np.int32(0)), get(p_x, j, zero), get(p_y, j, zero)
+            o, x, y = o_u + get(p_offset, j, int32(0)), get(p_x, j, zero), get(p_y, j, zero)
             g = load(work.output, o_v + j * s_v, work.stored, zero)
             far = g * get(p_z, j, zero)
             put_square(work.image, o, s_x, s_y, x, y, g - far)
             put_square(work.image, o + s_z, s_x, s_y, x, y, far)
 
 
-@_jit_blend
+@_jit
 def put_cubic(work: Work, run: Run) -> None:
     plan, zero, p_offset, p_weight = work.plan, work.zero, line(work, OFFSET), line(work, WEIGHT)
     s_x, s_y, s_z, s_u = work.strides
@@ -1307,35 +1314,36 @@ def put_cubic(work: Work, run: Run) -> None:
         o_u, o_v = run.o_u + c * s_u, run.o_v + c * plan.output[3]
         for j in range(run.start, run.stop):
             g = load(work.output, o_v + j * plan.output[0], work.stored, zero)
-            o_first = o_u + get(p_offset, j, np.int32(0))
+            o_first = o_u + get(p_offset, j, int32(0))
             for k_z in range(4 if plan.dims == 3 else 1):
-                layer = g * get(p_weight + (8 + k_z) * pitch, j, zero) if plan.dims == 3 else g
+                layer = get(p_weight + (8 + k_z) * pitch, j, zero) if plan.dims == 3 else type(zero)(1)
                 for k_y in range(4):
-                    o, side = (
-                        o_first + k_z * s_z + k_y * s_y,
-                        layer * get(p_weight + (4 + k_y) * pitch, j, zero),
-                    )
-                    for k_x in range(4):
-                        add(work.image, o + k_x * s_x, side * get(p_weight + k_x * pitch, j, zero))
+                    o = o_first + k_z * s_z + k_y * s_y
+                    side = layer * get(p_weight + (4 + k_y) * pitch, j, zero)
+                    for k_x in range(4):  # rounded as by put_pixel
+                        add(work.image, o + k_x * s_x, side * get(p_weight + k_x * pitch, j, zero) * g)
 
 
-@_jit_blend
-def put_beside_line(work: Work, o: int, j: int, g: float) -> None:
-    add(work.image, o + get(line(work, FIRST), j, np.int32(0)), g * get(line(work, WEIGHT), j, g))
-    add(work.image, o + get(line(work, SECOND), j, np.int32(0)), g * get(line(work, WEIGHT + 1), j, g))
-
-
-@_jit_blend
+@_jit
 def put_beside_square(work: Work, o: int, j: int, g: float) -> None:
-    put_beside_line(
-        work, o + get(line(work, FIRST + 1), j, np.int32(0)), j, g * get(line(work, WEIGHT + 4), j, g)
-    )
-    put_beside_line(
-        work, o + get(line(work, SECOND + 1), j, np.int32(0)), j, g * get(line(work, WEIGHT + 5), j, g)
-    )
+    """As ``put_square``, rounding for rounding, for the taps that count."""
+    zero, p_first, p_second = work.zero, line(work, FIRST), line(work, SECOND)
+    left, right = get(line(work, STEEP), j, zero), get(line(work, STEEP + 1), j, zero)
+    above, below = get(line(work, STEEP + 2), j, zero), get(line(work, STEEP + 3), j, zero)
+    x, y = get(line(work, INSIDE_PIXEL), j, zero), get(line(work, INSIDE_PIXEL + 1), j, zero)
+    low = g * y
+    top = g - low
+    right_top, right_low = top * x, low * x
+    o_top = o + get(line(work, FIRST + 1), j, int32(0))
+    o_low = o + get(line(work, SECOND + 1), j, int32(0))
+    o_left, o_right = get(p_first, j, int32(0)), get(p_second, j, int32(0))
+    add(work.image, o_top + o_left, (top - right_top) * (above * left))
+    add(work.image, o_top + o_right, right_top * (above * right))
+    add(work.image, o_low + o_left, (low - right_low) * (below * left))
+    add(work.image, o_low + o_right, right_low * (below * right))
 
 
-@_jit_blend
+@_jit
 def put_beside(work: Work, run: Run) -> None:
     plan, zero, s_u, s_c = work.plan, work.zero, work.strides[3], work.plan.output[3]
     for j in range(run.start, run.stop):
@@ -1345,13 +1353,14 @@ def put_beside(work: Work, run: Run) -> None:
             if plan.dims == 2:
                 put_beside_square(work, o, j, g)
             else:
-                o_first = o + get(line(work, FIRST + 2), j, np.int32(0))
-                o_second = o + get(line(work, SECOND + 2), j, np.int32(0))
-                put_beside_square(work, o_first, j, g * get(line(work, WEIGHT + 8), j, g))
-                put_beside_square(work, o_second, j, g * get(line(work, WEIGHT + 9), j, g))
+                far = g * get(line(work, INSIDE_PIXEL + 2), j, zero)
+                o_near = o + get(line(work, FIRST + 2), j, int32(0))
+                o_far = o + get(line(work, SECOND + 2), j, int32(0))
+                put_beside_square(work, o_near, j, (g - far) * get(line(work, STEEP + 4), j, zero))
+                put_beside_square(work, o_far, j, far * get(line(work, STEEP + 5), j, zero))
 
 
-@_jit_blend
+@_jit
 def put_pixel(work: Work, run: Run, j: int, count: int) -> None:
     plan, zero, p_place, p_share = work.plan, work.zero, place_line(work), share_line(work)
     o_v, s_c, s_u = run.o_v + j * plan.output[0], plan.output[3], work.strides[3]
@@ -1401,8 +1410,8 @@ def put_run(work: Work, run: Run, mark: int, variant: Variant) -> None:
 def scatter_items(p_call: int, stored: Tag, zero: Tag, variant: Variant) -> None:
     """dU_c(m) = sum over p of G_c(p) k(x(p) - m_x) k(y(p) - m_y), for blocks of channels and bands of pixels.
 
-    Each pixel's sum is taken in the order of the output, however the image is cut. What is not stored as real is
-    summed in a scratch that is, and rounded once.
+    Each pixel's sum is taken in the order of the output, however the image is cut. What is not stored as real
+    is summed in a scratch that is, and rounded once.
     """
     plan, memory = plan_of(p_call), own_memory(p_call)
     out, outermost, gradient = plan.out, plan.dims - 1, plan.gradient
@@ -1457,7 +1466,7 @@ def scatter_items(p_call: int, stored: Tag, zero: Tag, variant: Variant) -> None
                 o_row, start = output_row(plan, n, t, i_z, i_y), 0
                 while start < out[0]:
                     stop = run_end(work, start)
-                    mark = get(line(work, MARK), start, np.int32(0))
+                    mark = get(line(work, MARK), start, int32(0))
                     put_run(work, Run(start, stop, first, last, o_u, o_row), mark, variant)
                     start = stop
         if not plan.direct:
@@ -1494,7 +1503,7 @@ def band_row(work: Work, i: int, s_y: int, s_z: int) -> int:
     """The offset of a row of a band of pixels."""
     if work.plan.dims == 2:
         return (work.low + i) * s_y
-    return (work.low + i // work.plan.lengths[1]) * s_z + i % work.plan.lengths[1] * s_y  # type: ignore[no-any-return]
+    return (work.low + i // work.plan.lengths[1]) * s_z + i % work.plan.lengths[1] * s_y
 
 
 @_jit
@@ -1536,7 +1545,7 @@ def slope_squares(work: Work, run: Run, s_x: int, s_v: int) -> None:
     for i in range(run.first, run.last):
         o_u, o_v = run.o_u + i * s_u, run.o_v + i * s_c
         for j in range(run.start, run.stop):
-            o, g = o_u + get(p_offset, j, np.int32(0)), load(work.output, o_v + j * s_v, stored, zero)
+            o, g = o_u + get(p_offset, j, int32(0)), load(work.output, o_v + j * s_v, stored, zero)
             a, b = pair(p, o, s_x, stored, zero)
             c, d = pair(p, o + s_y, s_x, stored, zero)
             add(p_push_x, j, g * between(b - a, d - c, get(p_y, j, zero)))
@@ -1560,7 +1569,7 @@ def slope_cubes(work: Work, run: Run, s_x: int, s_v: int) -> None:
     for i in range(run.first, run.last):
         o_u, o_v = run.o_u + i * s_u, run.o_v + i * s_c
         for j in range(run.start, run.stop):
-            o, g = o_u + get(p_offset, j, np.int32(0)), load(work.output, o_v + j * s_v, stored, zero)
+            o, g = o_u + get(p_offset, j, int32(0)), load(work.output, o_v + j * s_v, stored, zero)
             x, y, z = get(p_x, j, zero), get(p_y, j, zero), get(p_z, j, zero)
             a, b = pair(p, o, s_x, stored, zero)
             c, d = pair(p, o + s_y, s_x, stored, zero)
@@ -1584,7 +1593,7 @@ def slope_cubic(work: Work, run: Run) -> None:
         o_u, o_v = run.o_u + c * s_u, run.o_v + c * plan.output[3]
         for j in range(run.start, run.stop):
             g = load(work.output, o_v + j * plan.output[0], work.stored, zero)
-            o_first = o_u + get(p_offset, j, np.int32(0))
+            o_first = o_u + get(p_offset, j, int32(0))
             for k_z in range(4 if plan.dims == 3 else 1):
                 value, slope_x, slope_y = zero, zero, zero
                 for k_y in range(4):
@@ -1745,7 +1754,7 @@ def moments(p: int, width: int, zero: Tag) -> tuple[float, float]:
     for j in range(width):
         value = get(p, j, zero)
         total += value
-        first += value * (type(zero)(np.int32(j)) - half)
+        first += value * (type(zero)(int32(j)) - half)
     return total, first
 
 
@@ -1754,22 +1763,22 @@ def dot(p: int, q: int, o_q: int, s_q: int, width: int, zero: Tag) -> float:
     total = zero
     for j in range(width):
         total += get(p, j, zero) * get(q, o_q + j * s_q, zero)
-    return total  # type: ignore[no-any-return]
+    return total
 
 
 @_jit
 def slope_share(work: Work, a: int, j: int) -> float:
-    """The gradient of a slope over that slope, of s = sqrt(sum of slope^2), where the footprint is followed."""
+    """The gradient of a slope over that slope, for s = sqrt(sum of slope^2) where it is followed."""
     real = type(work.zero)
     squared = squared_footprint(work, a, j)
     if squared > real(work.plan.wider) and squared <= real(work.plan.limit * work.plan.limit):
-        return get(line(work, STRETCH + a), j, squared) / get(line(work, FOOT + a), j, squared)  # type: ignore[no-any-return]
-    return real(0)  # type: ignore[no-any-return]
+        return get(line(work, STRETCH + a), j, squared) / get(line(work, FOOT + a), j, squared)
+    return real(0)
 
 
 @_jit
 def add_found(work: Work, r: int, b: int, value: float) -> None:
-    add(found_line(work), r * work.plan.columns + b, np.float64(value))
+    add(found_line(work), r * work.plan.columns + b, float64(value))
 
 
 @_jit
@@ -1843,11 +1852,11 @@ def through_basis(work: Work, i: int) -> None:
     for k in range(plan.rows):
         o = k * plan.basis[1] + i * width * s_p
         for a in range(plan.dims):
-            total = np.float64(dot(line(work, PUSH + a), work.basis, o, s_p, width, zero))
+            total = float64(dot(line(work, PUSH + a), work.basis, o, s_p, width, zero))
             if plan.antialias:
                 for b in range(plan.dims):
                     p_slope, o_layer = line(work, SLOPE + 3 * a + b), o + (1 + b) * plan.basis[0]
-                    total += np.float64(dot(p_slope, work.basis, o_layer, s_p, width, zero))
+                    total += float64(dot(p_slope, work.basis, o_layer, s_p, width, zero))
             add_found(work, k, a, plan.half_span[a] * total)
 
 
@@ -1918,9 +1927,9 @@ def give_row(work: Work, p_to_numbers: int, p_to_basis: int, n: int, t: int, i: 
 
 @_jit
 def pull_items(p_call: int, stored: Tag, zero: Tag, variant: Variant) -> None:
-    """dnumbers = sum over c, p of G_c(p) dV_c(p)/dx(p) dx(p)/dnumbers, for blocks of output rows of one transform;
+    """dnumbers = sum over c, p of G_c(p) dV_c(p)/dx(p) dx(p)/dnumbers, for blocks of output rows;
 
-    or the same for the basis, for blocks of output rows of all transforms: the address of the other is 0.
+    or the same for the basis, for blocks of all transforms' output rows: the address of the other is 0.
     """
     plan = plan_of(p_call)
     out, dims = plan.out, plan.dims
@@ -1933,7 +1942,7 @@ def pull_items(p_call: int, stored: Tag, zero: Tag, variant: Variant) -> None:
         place_in(p_call, 3),
         place_in(p_call, 4),
         (plan.image[0], plan.image[1], plan.image[2], plan.image[3]),
-        np.int64(0),
+        int64(0),
         plan.lengths[dims - 1],
         stored,
         zero,
@@ -1952,7 +1961,8 @@ def pull_items(p_call: int, stored: Tag, zero: Tag, variant: Variant) -> None:
             lost = settle_numbers(work, n, t)
             for k in range(plan.rows * plan.columns):
                 put(found_line(work), k, 0.0)
-            for first in range(0, plan.channels, plan.block):
+            seen = 0 if lost else plan.channels  # a transform that is lost has no gradient
+            for first in range(0, seen, plan.block):
                 last = min(first + plan.block, plan.channels)
                 for i in range(top, bottom):
                     i_z, i_y = i // out[1], i % out[1]
@@ -1978,29 +1988,29 @@ def push_row(work: Work, n: int, first: int, last: int, o_row: int, variant: Var
     while start < plan.out[0]:
         stop = run_end(work, start)
         run = Run(start, stop, first, last, n * plan.image[4], o_row)
-        slope_run(work, run, get(line(work, MARK), start, np.int32(0)), variant)
+        slope_run(work, run, get(line(work, MARK), start, int32(0)), variant)
         start = stop
 
 
-# A call, as its threads see it: the next item, how many there are, the next thread's memory, the plan's address,
-# and those of the tensors.
+# A call, as its threads see it: the next item, how many there are, the next thread's memory, the addresses of
+# the plan and of the tensors.
 CALL = ctypes.c_int64 * 11
 
 
 @_jit
 def plan_of(p_call: int) -> Record:
-    return numba.carray(pointer(get(p_call, 3, 0)), 1, PLAN)[0]
+    return numba.carray(pointer(get(p_call, 3, 0)), 1, PLAN)[0]  # type: ignore[attr-defined]
 
 
 @_jit
 def place_in(p_call: int, k: int) -> int:
-    return get(p_call, 4 + k, 0)  # type: ignore[no-any-return]
+    return get(p_call, 4 + k, 0)
 
 
 @_jit
 def own_memory(p_call: int) -> int:
     """The address of memory that no other thread has."""
-    return take(p_call + 16, plan_of(p_call).words * 8)  # type: ignore[no-any-return]
+    return take(p_call + 16, plan_of(p_call).words * 8)
 
 
 @_jit
@@ -2059,7 +2069,7 @@ def backward(
         to_numbers = torch.zeros_like(numbers) if wanted[1] else None
         to_basis = torch.zeros_like(basis) if basis is not None and wanted[2] else None
         return to_image, to_numbers, to_basis
-    places = image.data_ptr(), cotangent.data_ptr(), numbers.data_ptr(), address(basis), address(fill)
+    sources = image.data_ptr(), cotangent.data_ptr(), numbers.data_ptr(), address(basis), address(fill)
     if wanted[1]:
         to_numbers = torch.empty_like(numbers)
         plan = planned(*known, to_numbers=to_numbers.stride())
@@ -2068,14 +2078,14 @@ def backward(
             partial = numbers.new_empty(*numbers.shape, plan.parts)
             plan = planned(*known, to_numbers=partial.stride())
         items = plan.transforms * plan.parts
-        spread(compiled("pull", plan.common, *dtypes), plan, (*places, partial.data_ptr(), 0), items, work)
+        spread(compiled("pull", plan.common, *dtypes), plan, (*sources, partial.data_ptr(), 0), items, work)
         if partial is not to_numbers:
             torch.sum(partial, -1, out=to_numbers)
     if basis is not None and wanted[2]:
         to_basis = torch.empty_like(basis)
         plan = planned(*known, to_basis=to_basis.stride(), threads=threads)
         spread(
-            compiled("pull", plan.common, *dtypes), plan, (*places, 0, to_basis.data_ptr()), plan.parts, work
+            compiled("pull", plan.common, *dtypes), plan, (*sources, 0, to_basis.data_ptr()), plan.parts, work
         )
     return to_image, to_numbers, to_basis
 
@@ -2130,7 +2140,7 @@ def planned(
         sum((n - 1) * s for n, s in zip(in_size, strides[2:], strict=True))
         for strides in (image, to_image or image)
     )
-    # As many channels at once as a core's nearest cache holds: positions are computed again for the next ones.
+    # As many channels at once as the nearest cache holds; positions are computed again for the next ones.
     block = min(max(BLOCK // math.prod(lengths), 16 if innermost else 4), channels)
     if (innermost and direct) or (job.kind == "grid" and to_image is None):
         block = channels  # a grid's gradient is written, not added to
@@ -2194,7 +2204,7 @@ def number_strides(job: Job, strides: tuple[int, ...]) -> tuple[int, ...]:
 # Compilation
 
 
-@lru_cache(maxsize=None)
+@cache
 def compiled(kernel: str, common: bool, stored_dtype: torch.dtype, real_dtype: torch.dtype) -> Any:
     """A kernel for these dtypes, as a C function of a call's address; kept on disk where there is a place."""
     stored, zero, variant = STORED[stored_dtype], REAL[real_dtype], COMMON if common else ANY
@@ -2234,8 +2244,8 @@ class _Note(event.Listener):
 
 event.register("numba:compile", _Note())
 
-# Threads: PyTorch's own, by the OpenMP library that it has loaded. Others would meet its threads still spinning
-# after their last work (4 ms with two cores of an EPYC and torch 2.13), and Numba's layers either do not survive a
+# Threads: PyTorch's own, by the OpenMP library that it has loaded. Others would meet its threads spinning
+# after their last work (4 ms on two cores of an EPYC, torch 2.13), and Numba's layers either do not survive a
 # fork or abort when two threads meet.
 
 SMALL = 16384  # output elements that are not worth waking another thread for
