@@ -12,6 +12,8 @@ import torch
 if not torch.cuda.is_available():
     # Triton reads it when kernels are defined: its interpreter then runs them on CPU tensors.
     os.environ["TRITON_INTERPRET"] = "1"
+# cuBLAS asks for it before it is first used, where algorithms have to be deterministic.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 NUMBA = importlib.util.find_spec("numba") is not None
