@@ -1417,6 +1417,13 @@ class Cut(NamedTuple):
         blocks = -(-total // (self.block // (tx * ty * tz)))
         return Tiling(blocks, tiles, rows, total * max(tiles, rows) >= 2**30)
 
+    def options(self, channels: int) -> dict[str, int]:
+        """What of it is compiled in; SINGLE is the number of channels if one block holds all, else 0."""
+        single = channels if self.channels >= channels else 0
+        tx, ty, tz = self.tile
+        sizes = {"BLOCK": self.block, "CHANNELS": self.channels, "SINGLE": single}
+        return {**sizes, "TX": tx, "TY": ty, "TZ": tz}
+
 
 def cut_for(stage: str, image: Tensor, job: Job) -> Cut:
     """The cut of "forward", "gather" or "backward": the fastest of those tried on an H200.
@@ -1518,12 +1525,7 @@ def forward(image: Tensor, numbers: Tensor, basis: Tensor | None, fill: Tensor |
             **common(image, numbers, job),
             "LARGE": large(image, output) or numbers[0, 0].numel() >= 2**31,
             "MANY": tiling.many,
-            "SINGLE": image.shape[1] if cut.channels >= image.shape[1] else 0,
-            "BLOCK": cut.block,
-            "CHANNELS": cut.channels,
-            "TX": cut.tile[0],
-            "TY": cut.tile[1],
-            "TZ": cut.tile[2],
+            **cut.options(image.shape[1]),
         }
         return Plan(
             _forward,
@@ -1603,13 +1605,8 @@ def gather(cotangent: Tensor, numbers: Tensor, gradient: Tensor, job: Job) -> No
             **common(gradient, numbers, job),
             "LARGE": large(gradient, cotangent),
             "MANY": tiling.many,
-            "SINGLE": gradient.shape[1] if cut.channels >= gradient.shape[1] else 0,
             "EPS": torch.finfo(numbers.dtype).eps,
-            "BLOCK": cut.block,
-            "CHANNELS": cut.channels,
-            "TX": cut.tile[0],
-            "TY": cut.tile[1],
-            "TZ": cut.tile[2],
+            **cut.options(gradient.shape[1]),
         }
         return Plan(
             _gather,
@@ -1676,12 +1673,7 @@ def accumulate(
             "WANT_POINTS": want_points,
             "LARGE": large(image, cotangent) or max(numbers[0, 0].numel(), count * points_out) >= 2**31,
             "MANY": tiling.many,
-            "SINGLE": image.shape[1] if cut.channels >= image.shape[1] else 0,
-            "BLOCK": cut.block,
-            "CHANNELS": cut.channels,
-            "TX": cut.tile[0],
-            "TY": cut.tile[1],
-            "TZ": cut.tile[2],
+            **cut.options(image.shape[1]),
             "KEPT": kept,
             "ALL_KEPT": groups == 1,
         }

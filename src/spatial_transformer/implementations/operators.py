@@ -173,13 +173,9 @@ def warp_backward_fake(
 ) -> tuple[Tensor, ...]:
     wanted = rest[-3:]
     return tuple(
-        empty_gradient(tensor) if want and tensor is not None else image.new_empty(0)
+        torch.empty_like(tensor) if want and tensor is not None else image.new_empty(0)
         for tensor, want in zip((image, numbers, basis), wanted, strict=True)
     )
-
-
-def empty_gradient(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor)
 
 
 for name, kernel, fake in (
