@@ -1,12 +1,15 @@
 """The tests on a GPU, and a record of what they gave: ``python -m benchmarks.gpu_tests``.
 
-Takes the Python, torch and pytest that are there (pytest may lie unpacked on PYTHONPATH). Arguments after
-``--`` go to pytest.
+Takes the Python, torch and pytest that are there (pytest may lie unpacked on PYTHONPATH). Most of the time
+goes into compiling kernels, one at a time in a process: with pytest-xdist as many processes share the tests
+as there are processors, but for those that must be alone. Arguments after ``--`` go to pytest.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import os
 import sys
 import time
 from collections import Counter
@@ -20,7 +23,9 @@ from . import cuda
 from .record import ROOT, heading, write
 
 OUTCOMES = ("passed", "failed", "skipped", "errors")
-SELECTED = ("-m", "gpu or not slow")
+SELECTED = "gpu or not slow"
+MOST = 2000  # characters of a failure
+NOTHING_COLLECTED = int(pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 class Counts:
@@ -29,6 +34,7 @@ class Counts:
     def __init__(self) -> None:
         self.tests: Counter[str] = Counter()
         self.gpu: Counter[str] = Counter()
+        self.failures: list[str] = []
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         # A test is reported at set-up, call and tear-down; it passes at its call alone.
@@ -38,37 +44,55 @@ class Counts:
         self.tests[outcome] += 1
         if "gpu" in report.keywords:
             self.gpu[outcome] += 1
+        if report.failed:  # said at once: who waits for minutes wants to know
+            self.failures.append(report.nodeid)
+            print(f"\n{report.nodeid}\n{report.longreprtext[-MOST:]}", flush=True)
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
             self.tests["errors"] += 1
+            self.failures.append(report.nodeid)
 
 
-def run(arguments: Sequence[str]) -> dict[str, Any]:
+def run(selected: Sequence[Sequence[str]], arguments: Sequence[str]) -> dict[str, Any]:
+    """One run of pytest for each selection, counted together."""
     counts, begin = Counts(), time.perf_counter()
-    status = int(pytest.main([*arguments], plugins=[counts]))
+    statuses = [int(pytest.main([*options, *arguments], plugins=[counts])) for options in selected]
     return {
         **heading(),
         "pytest": pytest.__version__,
         "device": cuda.describe() if cuda.why_not() is None else None,
-        "arguments": list(arguments),
-        "status": status,
+        "arguments": [*map(list, selected), list(arguments)],
+        # One selection may be empty, but not all.
+        "status": max(
+            [status for status in statuses if status != NOTHING_COLLECTED], default=NOTHING_COLLECTED
+        ),
         "seconds": round(time.perf_counter() - begin, 1),
         "tests": {outcome: counts.tests[outcome] for outcome in OUTCOMES},
         "gpu": {outcome: counts.gpu[outcome] for outcome in OUTCOMES},
+        "failures": sorted(counts.failures),
     }
+
+
+def selections(processes: int) -> list[list[str]]:
+    """Side by side in so many processes where pytest can, then those that must be alone."""
+    if processes < 2 or importlib.util.find_spec("xdist") is None:
+        return [["-m", SELECTED]]
+    together = ["-m", f"({SELECTED}) and not alone", "-n", str(processes), "--dist", "worksteal"]
+    return [together, ["-m", "alone"]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """pytest's status; 2 where there is no device."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_tests", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "gpu_tests.json")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="that share the tests")
     parser.add_argument("pytest", nargs="*", default=[], help="arguments of pytest, after --")
     given = parser.parse_args(argv)
     reason = cuda.why_not()
     if reason is not None:
         parser.error(reason)
-    result = run([*SELECTED, *given.pytest])
+    result = run(selections(given.processes), given.pytest)
     write(result, given.out)
     print(f"{given.out}: {result['tests']}, of them on the device {result['gpu']}")
     return int(result["status"])

@@ -891,9 +891,19 @@ def test_breaks(broken): pass
 """
     )
     plain = ["-c", os.devnull, "--rootdir", str(tmp_path), "-p", "no:cacheprovider", "-p", "no:warnings"]
-    found = gpu_tests.run([*plain, str(file)])
+    found = gpu_tests.run([["-m", "not none"], ["-m", "none"]], [*plain, str(file)])
     assert found["tests"] == {"passed": 4, "failed": 1, "skipped": 1, "errors": 1}
     assert found["gpu"] == {"passed": 3, "failed": 1, "skipped": 1, "errors": 0}
     assert found["status"] == 1
+    assert [name.split("::")[1] for name in found["failures"]] == ["test_breaks", "test_fails"]
     assert found["versions"]["torch"] == torch.__version__
     json.dumps(found, allow_nan=False)
+
+
+def test_tests_that_must_be_alone_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    together, alone = gpu_tests.selections(processes=8)
+    assert together[:4] == ["-m", "(gpu or not slow) and not alone", "-n", "8"]
+    assert alone == ["-m", "alone"]
+    assert gpu_tests.selections(processes=1) == [["-m", "gpu or not slow"]]
+    monkeypatch.setattr(gpu_tests.importlib.util, "find_spec", lambda name: None)
+    assert gpu_tests.selections(processes=8) == [["-m", "gpu or not slow"]]

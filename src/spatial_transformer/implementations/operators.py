@@ -29,6 +29,9 @@ from .reference import compute_dtype
 # Device type -> the package its kernels are written with, and what it is called.
 BACKENDS = {"cuda": ("triton", "Triton"), "cpu": ("numba", "Numba")}
 
+# Looked for once, and not when a call is traced: Dynamo does not follow the search.
+INSTALLED = {package: importlib.util.find_spec(package) is not None for package, _ in BACKENDS.values()}
+
 
 def why_not(image: Tensor, reading: Reading) -> str | None:
     """A sentence that says why this implementation cannot run, or None."""
@@ -49,9 +52,8 @@ def how(image: Tensor, reading: Reading) -> str:
     return f"{BACKENDS[image.device.type][1]} kernels"
 
 
-@cache
 def installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
+    return INSTALLED[package]
 
 
 @cache
