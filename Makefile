@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-EXTRAS := dev,export,cpu
+EXTRAS := dev,export,cpu,experiments
 
 .PHONY: setup test quickstart lint bench bench-gpu test-gpu docs clean
 
