@@ -20,7 +20,7 @@ from . import cuda
 from .record import ROOT, heading, write
 
 OUTCOMES = ("passed", "failed", "skipped", "errors")
-SELECTED = ("-m", "gpu or not slow")
+SELECTED = ("-m", "(gpu or not slow) and not network")
 
 
 class Counts:
