@@ -11,6 +11,7 @@
 ``distortions``      R, RTS, P, E, and pairs of digits to add
 ``clutter``          T and TC
 ``volumes``          digits in three dimensions
+``fixed_sets``       the fixed test set of each of them
 ``svhn``             house numbers
 ``birds``            CUB-200-2011
 ``backbones``        pretrained weights
