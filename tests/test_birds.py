@@ -8,6 +8,7 @@ import tarfile
 import numpy as np
 import pytest
 import torch
+from data_files import BIRD_NAMES, BIRD_SIZES, ramp, write_birds
 
 from spatial_transformer.experiments.data import archives, birds, places
 from spatial_transformer.experiments.data.random_numbers import RandomNumbers
@@ -17,41 +18,11 @@ Image = pytest.importorskip("PIL.Image")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# height, width of each image; the last is over 512
-SIZES = [(40, 60), (70, 50), (300, 256), (520, 640)]
-NAMES = [f"{c:03d}.Class_{c}/Image_{i}.png" for i, c in enumerate((1, 2, 1, 3))]
-LISTS = {
-    "images.txt": [f"{i + 1} {name}" for i, name in enumerate(NAMES)],
-    "image_class_labels.txt": ["1 1", "2 2", "3 1", "4 3"],
-    "train_test_split.txt": ["1 1", "2 0", "3 0", "4 1"],
-    "bounding_boxes.txt": ["1 5.0 6.0 20.0 30.0", "2 0 0 50 70", "3 10 10 300 20", "4 52.0 65.0 104.0 130.0"],
-    "classes.txt": ["1 001.Class_1", "2 002.Class_2", "3 003.Class_3"],
-}
-
 
 @pytest.fixture(autouse=True)
 def nowhere_else(monkeypatch, tmp_path):
     monkeypatch.delenv(places.VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def ramp(height, width):
-    """Red tells x, green y, in 0 to 255 over the image; blue is which half."""
-    image = np.zeros((height, width, 3), np.uint8)
-    image[..., 0] = np.arange(width) * 255 / (width - 1)
-    image[..., 1] = (np.arange(height) * 255 / (height - 1))[:, None]
-    return image
-
-
-def write(root, **changed):
-    folder = root / birds.NAME
-    for name, (height, width) in zip(NAMES, SIZES, strict=True):
-        path = folder / "images" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(ramp(height, width)).save(path)
-    for name, lines in (LISTS | changed).items():
-        (folder / name).write_text("\n".join(lines) + "\n")
-    return folder
 
 
 def load(folder):
@@ -60,35 +31,35 @@ def load(folder):
 
 @pytest.mark.parametrize("where", ["", "cub"])
 def test_a_folder(tmp_path, where):
-    write(tmp_path / where)
+    write_birds(tmp_path / where)
     found = load(tmp_path)
-    assert found.names == NAMES
+    assert found.names == BIRD_NAMES
     assert found.labels.tolist() == [0, 1, 0, 2]
     assert found.split("train").tolist() == [0, 3]
     assert found.split("test").tolist() == [1, 2]
     assert found.classes == ["001.Class_1", "002.Class_2", "003.Class_3"]
     assert found.sizes.tolist() == [[40, 60], [70, 50], [300, 256], [512, 630]]  # the last one reduced
     for i in range(3):
-        assert torch.equal(found.image(i).permute(1, 2, 0), torch.from_numpy(ramp(*SIZES[i])))
+        assert torch.equal(found.image(i).permute(1, 2, 0), torch.from_numpy(ramp(*BIRD_SIZES[i])))
     assert found.boxes[0].tolist() == [5, 6, 20, 30]
     torch.testing.assert_close(found.boxes[3], torch.tensor([52.0, 65, 104, 130]) * 512 / 520)
     assert found.boxes[2].tolist() == [10, 10, 300, 20]  # sticks out, and is left as it is
 
 
 def test_an_archive(tmp_path):
-    folder = write(tmp_path / "made")
+    folder = write_birds(tmp_path / "made")
     (tmp_path / "data").mkdir()
     with tarfile.open(tmp_path / "data" / f"{birds.NAME}.tgz", "w:gz") as tar:
         tar.add(folder, birds.NAME)
         tar.add(folder / "classes.txt", "attributes.txt")  # the official one has a file beside the folder
-    assert load(tmp_path / "data").names == NAMES
+    assert load(tmp_path / "data").names == BIRD_NAMES
     said = []
     birds.load(tmp_path / "data", say=said.append)
     assert said == []
 
 
 def test_an_archive_with_links_is_refused(tmp_path):
-    folder = write(tmp_path / "made")
+    folder = write_birds(tmp_path / "made")
     (folder / "link").symlink_to("/etc/passwd")
     with tarfile.open(tmp_path / f"{birds.NAME}.tgz", "w:gz") as tar:
         tar.add(folder, birds.NAME)
@@ -113,15 +84,15 @@ def test_it_says_where_it_looked(tmp_path):
     ],
 )
 def test_broken_lists_are_named(tmp_path, changed, message):
-    write(tmp_path, **changed)
+    write_birds(tmp_path, **changed)
     with pytest.raises(birds.BirdsError, match=message):
         load(tmp_path)
 
 
 def test_missing_lists_and_images_are_named(tmp_path):
-    folder = write(tmp_path)
-    (folder / "images" / NAMES[1]).unlink()
-    with pytest.raises(birds.BirdsError, match=f"1 of 4 images are missing .*: {NAMES[1]}"):
+    folder = write_birds(tmp_path)
+    (folder / "images" / BIRD_NAMES[1]).unlink()
+    with pytest.raises(birds.BirdsError, match=f"1 of 4 images are missing .*: {BIRD_NAMES[1]}"):
         load(tmp_path)
     (folder / "bounding_boxes.txt").unlink()
     with pytest.raises(birds.BirdsError, match=r"bounding_boxes\.txt is missing"):
@@ -129,21 +100,21 @@ def test_missing_lists_and_images_are_named(tmp_path):
 
 
 def test_a_broken_image_is_named_and_nothing_is_left(tmp_path):
-    folder = write(tmp_path)
-    path = folder / "images" / NAMES[2]
+    folder = write_birds(tmp_path)
+    path = folder / "images" / BIRD_NAMES[2]
     path.write_bytes(path.read_bytes()[:300])
-    with pytest.raises(birds.BirdsError, match=f"{NAMES[2]} cannot be read"):
+    with pytest.raises(birds.BirdsError, match=f"{BIRD_NAMES[2]} cannot be read"):
         load(tmp_path)
     assert not [p for p in (tmp_path / "cub").rglob("*") if p.suffix in (".bin", ".npz", ".part")]
 
 
 def test_the_cache_follows_the_files(tmp_path):
-    folder = write(tmp_path)
+    folder = write_birds(tmp_path)
     load(tmp_path)
     said = []
     birds.load(tmp_path, say=said.append)
     assert said == []
-    Image.new("RGB", (60, 40), "white").save(folder / "images" / NAMES[0])
+    Image.new("RGB", (60, 40), "white").save(folder / "images" / BIRD_NAMES[0])
     assert load(tmp_path).image(0).min() == 255
 
 
@@ -151,7 +122,7 @@ def test_the_cache_follows_the_files(tmp_path):
 
 
 def test_images_are_gathered_side_by_side(tmp_path):
-    write(tmp_path)
+    write_birds(tmp_path)
     found = load(tmp_path)
     images, sizes = found.gathered(torch.tensor([1, 0]))
     assert images.shape == (2, 3, 70, 60)
@@ -172,7 +143,7 @@ def read_at(crops, seen, size):
 
 def test_centre_crops(tmp_path):
     """224 of 256 along the shorter side, and as many pixels along the longer."""
-    write(tmp_path)
+    write_birds(tmp_path)
     found = load(tmp_path)
     crops = birds.Crops()
     seen = crops(found, torch.tensor([0, 2, 3]))
@@ -190,14 +161,14 @@ def test_centre_crops(tmp_path):
 @pytest.mark.parametrize(("side", "size"), [(256, 224), (512, 448)])
 def test_random_crops(tmp_path, side, size):
     """Uniform places within the image, half of them flipped, of the size that the crop has."""
-    write(tmp_path)
+    write_birds(tmp_path)
     found = load(tmp_path)
     crops = birds.Crops(side, size)
     count = 200
     seen = crops(found, torch.full((count,), 0), RandomNumbers(0))
     lefts, tops, flips = [], [], 0
     for picture in seen:
-        x, y = read_at(crops, picture, SIZES[0])
+        x, y = read_at(crops, picture, BIRD_SIZES[0])
         flips += bool(x[10] > x[-10])
         zoom = side / 40
         width = (x[size - 20] - x[20]).abs() * 60 * zoom / (size - 40)
@@ -226,10 +197,10 @@ def test_random_crops_are_where_the_numbers_say():
 
 def test_reducing_smooths(tmp_path):
     """One white column in three, halved, is nearly even; what lies between two columns alone is not."""
-    folder = write(tmp_path)
+    folder = write_birds(tmp_path)
     stripes = np.zeros((512, 512, 3), np.uint8)
     stripes[:, ::3] = 255
-    Image.fromarray(stripes).save(folder / "images" / NAMES[3])
+    Image.fromarray(stripes).save(folder / "images" / BIRD_NAMES[3])
     seen = birds.Crops()(load(tmp_path), torch.tensor([3]))
     assert (seen - 85).abs().max() < 30
 
@@ -237,7 +208,7 @@ def test_reducing_smooths(tmp_path):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_the_gpu_gives_the_same(tmp_path):
-    write(tmp_path)
+    write_birds(tmp_path)
     found = load(tmp_path)
     indices = torch.tensor([0, 1, 3])
     here = birds.Crops()(found, indices, RandomNumbers(0))

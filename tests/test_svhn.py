@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from data_files import SVHN_ROWS, box, write_svhn
 
 from spatial_transformer.experiments.data import archives, places, svhn
 
 pytest.importorskip("filelock")
-h5py = pytest.importorskip("h5py")
 Image = pytest.importorskip("PIL.Image")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -25,52 +25,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def nowhere_else(monkeypatch, tmp_path):
     monkeypatch.delenv(places.VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def box(label, left, top, width, height):
-    return {"label": float(label), "left": left, "top": top, "width": width, "height": height}
-
-
-ROWS = [
-    {"filename": "1.png", "boxes": [box(1, 10, 5, 8, 20), box(9, 19, 6, 9, 20)]},
-    {"filename": "2.png", "boxes": [box(10, 5, 5, 10, 12)]},  # a zero
-    {"filename": "3.png", "boxes": [box(d, 4 + 9 * d, 8, 8, 16) for d in (1, 2, 3, 4, 5)]},
-    {"filename": "4.png", "boxes": [box(7, 30, 5, 8, 20), box(3, 2, 5, 8, 20)]},  # the right digit first
-]
-
-
-def write(folder, rows=ROWS, *, mat=False, size=(60, 40)):
-    """A split as its archive unpacks; images are ramps of x (red) and y (green)."""
-    folder.mkdir(parents=True)
-    ramp = np.zeros((size[1], size[0], 3), np.uint8)
-    ramp[..., 0], ramp[..., 1] = np.arange(size[0]) * 4, np.arange(size[1])[:, None] * 6
-    for row in rows:
-        Image.fromarray(ramp).save(folder / row["filename"])
-    if mat:
-        write_mat(folder / "digitStruct.mat", rows)
-    else:
-        (folder / "digitStruct.json").write_text(json.dumps(rows))
-    return folder
-
-
-def write_mat(path, rows):
-    """As MATLAB 7.3 saves it: a field of one digit is a number, of several a column of references."""
-    with h5py.File(path, "w") as file:
-        held, top = file.create_group("#refs#"), file.create_group("digitStruct")
-        names, boxes = (top.create_dataset(n, (len(rows), 1), dtype=h5py.ref_dtype) for n in ("name", "bbox"))
-        for i, row in enumerate(rows):
-            codes = np.array([[ord(c)] for c in row["filename"]], np.uint16)
-            names[i, 0] = held.create_dataset(f"n{i}", data=codes).ref
-            entry = held.create_group(f"b{i}")
-            for field in ("height", "label", "left", "top", "width"):
-                values = [one[field] for one in row["boxes"]]
-                if len(values) == 1:
-                    entry.create_dataset(field, data=np.array([values], float))
-                    continue
-                column = entry.create_dataset(field, (len(values), 1), dtype=h5py.ref_dtype)
-                for j, value in enumerate(values):
-                    column[j, 0] = held.create_dataset(f"{field}{i}_{j}", data=np.array([[float(value)]])).ref
-            boxes[i, 0] = entry.ref
 
 
 def load(folder, split="train"):
@@ -87,7 +41,7 @@ def nothing_half_written(folder):
 @pytest.mark.parametrize("mat", [False, True])
 @pytest.mark.parametrize("where", ["svhn/train", "train"])
 def test_a_folder(tmp_path, mat, where):
-    write(tmp_path / where, mat=mat)
+    write_svhn(tmp_path / where, mat=mat)
     found = load(tmp_path)
     assert found.labels.tolist() == [
         [1, 9, 10, 10, 10],
@@ -104,7 +58,7 @@ def test_a_folder(tmp_path, mat, where):
 
 def test_mat_and_json_say_the_same(tmp_path):
     entries = [
-        svhn.read_structure(svhn.structure_file(write(tmp_path / name, mat=name == "mat")))
+        svhn.read_structure(svhn.structure_file(write_svhn(tmp_path / name, mat=name == "mat")))
         for name in ("mat", "json")
     ]
     assert entries[0] == entries[1]
@@ -112,7 +66,7 @@ def test_mat_and_json_say_the_same(tmp_path):
 
 @pytest.mark.parametrize("kind", [".tar.gz", ".tar"])
 def test_an_archive(tmp_path, kind):
-    folder = write(tmp_path / "made" / "test", mat=True)
+    folder = write_svhn(tmp_path / "made" / "test", mat=True)
     (tmp_path / "data/svhn").mkdir(parents=True)
     with tarfile.open(tmp_path / f"data/svhn/test{kind}", "w:gz" if kind == ".tar.gz" else "w") as tar:
         tar.add(folder, "test")
@@ -123,7 +77,7 @@ def test_an_archive(tmp_path, kind):
 
 
 def test_an_archive_that_would_write_elsewhere(tmp_path):
-    folder = write(tmp_path / "made" / "test")
+    folder = write_svhn(tmp_path / "made" / "test")
     with tarfile.open(tmp_path / "test.tar.gz", "w:gz") as tar:
         tar.add(folder, "test")
         tar.add(folder / "1.png", "../outside.png")
@@ -145,7 +99,9 @@ def test_it_says_where_it_looked(tmp_path):
 
 def test_the_crop_is_the_grown_box(tmp_path):
     """On ramps the values tell where a pixel was read: at its centre, in the image's pixels."""
-    write(tmp_path / "train", [{"filename": "1.png", "boxes": [box(1, 24, 14, 6, 8), box(2, 30, 16, 6, 8)]}])
+    write_svhn(
+        tmp_path / "train", [{"filename": "1.png", "boxes": [box(1, 24, 14, 6, 8), box(2, 30, 16, 6, 8)]}]
+    )
     found = load(tmp_path)
     along = (torch.arange(128) + 0.5) / 128 - 0.5
     x = 30 + along * 12 * 2.6 - 0.5  # the boxes' middle is (30, 19), their extent 12 x 10
@@ -156,7 +112,7 @@ def test_the_crop_is_the_grown_box(tmp_path):
 
 
 def test_borders_are_replicated(tmp_path):
-    write(tmp_path / "train", [{"filename": "1.png", "boxes": [box(1, 0, 0, 60, 40)]}])
+    write_svhn(tmp_path / "train", [{"filename": "1.png", "boxes": [box(1, 0, 0, 60, 40)]}])
     found = load(tmp_path).loose[0]
     assert found[0, :, :30].max() == 0  # x ramps up from the left edge
     assert found[0, :, -30:].min() == 59 * 4
@@ -166,7 +122,7 @@ def test_borders_are_replicated(tmp_path):
 def test_a_large_image_is_smoothed(tmp_path):
     """Stripes of a pixel, seen at a quarter of the size, are grey."""
     rows = [{"filename": "1.png", "boxes": [box(1, 0, 0, 400, 300)]}]
-    folder = write(tmp_path / "train", rows, size=(400, 300))
+    folder = write_svhn(tmp_path / "train", rows, size=(400, 300))
     stripes = np.zeros((300, 400, 3), np.uint8)
     stripes[:, ::2] = 255
     Image.fromarray(stripes).save(folder / "1.png")
@@ -190,7 +146,7 @@ def test_a_large_image_is_smoothed(tmp_path):
     ],
 )
 def test_what_is_left_out_is_counted(tmp_path, boxes, reason):
-    write(tmp_path / "train", [{"filename": "9.png", "boxes": boxes}, *ROWS])
+    write_svhn(tmp_path / "train", [{"filename": "9.png", "boxes": boxes}, *SVHN_ROWS])
     found = load(tmp_path)
     assert found.left_out == [f"9.png: {reason}"]
     assert found.names == ["1.png", "2.png", "3.png", "4.png"]
@@ -198,20 +154,20 @@ def test_what_is_left_out_is_counted(tmp_path, boxes, reason):
 
 
 def test_a_box_that_sticks_out_is_kept(tmp_path):
-    write(tmp_path / "train", [{"filename": "1.png", "boxes": [box(1, -3, 30, 10, 20)]}])
+    write_svhn(tmp_path / "train", [{"filename": "1.png", "boxes": [box(1, -3, 30, 10, 20)]}])
     assert load(tmp_path).left_out == []
 
 
 @pytest.mark.parametrize("label", [11, -1, 2.5, float("nan")])
 def test_a_label_that_is_no_digit(tmp_path, label):
-    write(tmp_path / "train", [{"filename": "1.png", "boxes": [box(label, 5, 5, 10, 10)]}])
+    write_svhn(tmp_path / "train", [{"filename": "1.png", "boxes": [box(label, 5, 5, 10, 10)]}])
     with pytest.raises(svhn.SvhnError, match=r"1\.png: label must be a digit, or 10 for 0, got"):
         load(tmp_path)
     assert nothing_half_written(tmp_path)
 
 
 def test_missing_images_are_named(tmp_path):
-    folder = write(tmp_path / "train")
+    folder = write_svhn(tmp_path / "train")
     (folder / "2.png").unlink()
     with pytest.raises(svhn.SvhnError, match=r"1 of 4 images are missing in .*: 2\.png"):
         load(tmp_path)
@@ -220,7 +176,7 @@ def test_missing_images_are_named(tmp_path):
 
 @pytest.mark.parametrize("how", ["truncated", "text", "empty"])
 def test_a_broken_image_is_named(tmp_path, how):
-    folder = write(tmp_path / "train")
+    folder = write_svhn(tmp_path / "train")
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 60, 3), np.uint8)).save(folder / "3.png")
     whole = (folder / "3.png").read_bytes()
     (folder / "3.png").write_bytes({"truncated": whole[:500], "text": b"no image", "empty": b""}[how])
@@ -232,7 +188,7 @@ def test_a_broken_image_is_named(tmp_path, how):
 @pytest.mark.parametrize("name", ["digitStruct.json", "digitStruct.mat"])
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'[{"filename": "1.png"}]', b'[{"boxes": []}]'])
 def test_a_broken_structure_is_named(tmp_path, name, content):
-    folder = write(tmp_path / "train")
+    folder = write_svhn(tmp_path / "train")
     (folder / "digitStruct.json").unlink()
     (folder / name).write_bytes(content)
     with pytest.raises(svhn.SvhnError, match=r"digitStruct\.(json|mat) (is broken|names no image)"):
@@ -243,21 +199,21 @@ def test_a_broken_structure_is_named(tmp_path, name, content):
 
 
 def test_the_cache_follows_the_files(tmp_path):
-    folder = write(tmp_path / "train")
+    folder = write_svhn(tmp_path / "train")
     first = load(tmp_path)
     said = []
     again = svhn.load("train", tmp_path, say=said.append)
     assert said == []
     assert torch.equal(first.loose, again.loose)
     assert torch.equal(first.labels, again.labels)
-    (folder / "digitStruct.json").write_text(json.dumps(ROWS[:2]))
+    (folder / "digitStruct.json").write_text(json.dumps(SVHN_ROWS[:2]))
     assert len(load(tmp_path).labels) == 2
     Image.new("RGB", (60, 40), "white").save(folder / "1.png")
     assert load(tmp_path).loose[0].min() == 255
 
 
 def test_crops_can_be_written_to_without_touching_the_file(tmp_path):
-    write(tmp_path / "train")
+    write_svhn(tmp_path / "train")
     load(tmp_path).loose.zero_()
     assert load(tmp_path).loose.max() > 0
 

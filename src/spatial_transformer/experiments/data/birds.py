@@ -33,7 +33,8 @@ from .places import home, look, looked
 from .random_numbers import RandomNumbers
 
 NAME = "CUB_200_2011"
-FOLDERS = (NAME, f"cub/{NAME}")
+UNPACKED = "cub/unpacked"
+FOLDERS = (NAME, f"cub/{NAME}", f"{UNPACKED}/{NAME}")
 ARCHIVES = tuple(f"{folder}{NAME}{kind}" for folder in ("", "cub/") for kind in archives.KINDS)
 LISTS = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "bounding_boxes.txt", "classes.txt")
 LONGEST = 512  # of a cached image's shorter side
@@ -167,18 +168,20 @@ def load(data_dir: str | Path | None = None, *, say: Say = say) -> Birds:
 # Where it is, and what its lists say
 
 
+def where(data_dir: str | Path | None = None) -> Path | None:
+    """The folder with the lists, or else the archive; None where there is neither."""
+    folders = [folder for folder in look(FOLDERS, data_dir) if (folder / LISTS[0]).is_file()]
+    return next(iter(folders + look(ARCHIVES, data_dir)), None)
+
+
 def find(data_dir: str | Path | None = None, *, say: Say = say) -> Path | None:
     """The folder with the lists, unpacked if need be; None where there is none."""
-    for folder in look(FOLDERS, data_dir):
-        if (folder / LISTS[0]).is_file():
-            return folder
-    unpacked = home(data_dir) / "cub" / "unpacked"
-    if unpacked.exists():
-        return unpacked / NAME
-    for archive in look(ARCHIVES, data_dir):
-        say(f"unpacking {archive} into {unpacked}")
-        return archives.unpack(archive, unpacked) / NAME
-    return None
+    found = where(data_dir)
+    if found is None or found.is_dir():
+        return found
+    unpacked = home(data_dir) / UNPACKED
+    say(f"unpacking {found} into {unpacked}")
+    return archives.unpack(found, unpacked) / NAME
 
 
 def read_lists(folder: Path) -> Lists:

@@ -129,6 +129,15 @@ def find(data_dir: str | Path | None = None, *, say: Say = say) -> dict[str, byt
     return found
 
 
+def folders(data_dir: str | Path | None = None) -> set[str]:
+    """The folders that hold any of the four files."""
+    return {
+        str(folder)
+        for folder in look(FOLDERS, data_dir)
+        if any((folder / variant).is_file() for name in FILES for variant in spellings(name))
+    }
+
+
 def spellings(name: str) -> list[str]:
     dotted = name.replace("-idx", ".idx")
     return [name, f"{name}.gz", dotted, f"{dotted}.gz"]

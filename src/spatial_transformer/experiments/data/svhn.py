@@ -120,24 +120,25 @@ def validation_split(count: int, held_out: int = VALIDATION) -> tuple[Tensor, Te
 # Where it is
 
 
-def find(split: str, data_dir: str | Path | None = None, *, say: Say = say) -> Path | None:
-    """The folder with a split's images, unpacked if need be; None where there is none."""
+def where(split: str, data_dir: str | Path | None = None) -> Path | None:
+    """A split's folder, or else its archive; None where there is neither."""
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
-    for folder in look(FOLDERS, data_dir):
-        if structure_file(folder / split) is not None:
-            return folder / split
+    folders = [folder / split for folder in look(FOLDERS, data_dir)]
+    folders += [path / split for path in look([f"svhn/unpacked/{split}"], data_dir)]
+    tars = [folder.with_name(f"{split}{kind}") for folder in folders for kind in archives.KINDS]
+    found = [folder for folder in folders if structure_file(folder) is not None]
+    return next(iter(found + [tar for tar in tars if tar.is_file()]), None)
+
+
+def find(split: str, data_dir: str | Path | None = None, *, say: Say = say) -> Path | None:
+    """The folder with a split's images, unpacked if need be; None where there is none."""
+    found = where(split, data_dir)
+    if found is None or found.is_dir():
+        return found
     unpacked = home(data_dir) / "svhn" / "unpacked" / split
-    if unpacked.exists():
-        return unpacked / split
-    for folder in look(FOLDERS, data_dir):
-        for kind in archives.KINDS:
-            archive = folder / f"{split}{kind}"
-            if archive.is_file():
-                say(f"unpacking {archive} into {unpacked}")
-                archives.unpack(archive, unpacked)
-                return unpacked / split
-    return None
+    say(f"unpacking {found} into {unpacked}")
+    return archives.unpack(found, unpacked) / split
 
 
 def structure_file(folder: Path) -> Path | None:

@@ -8,6 +8,7 @@ the two it comes from.
 from __future__ import annotations
 
 import gzip
+import hashlib
 from importlib import resources
 
 import numpy as np
@@ -28,8 +29,7 @@ def load() -> DigitSet:
     >>> load().train.images.shape
     torch.Size([1497, 28, 28])
     """
-    content = (resources.files(__package__) / FILE).read_bytes()
-    rows = np.loadtxt(gzip.decompress(content).decode().splitlines(), delimiter=",", dtype=np.int64)
+    rows = np.loadtxt(gzip.decompress(content()).decode().splitlines(), delimiter=",", dtype=np.int64)
     small = torch.from_numpy(rows[:, :64]).double().reshape(-1, 1, 8, 8) * (255 / 16)
     scale = small.new_tensor([[28 / 20, 0.0, 0.0]]).expand(len(small), 3)  # 8 px become 20 of 28
     drawn = sampling.warp(small, scale, families.Attention(), size=(28, 28), impl="reference")
@@ -38,3 +38,14 @@ def load() -> DigitSet:
     labels = torch.from_numpy(rows[:, 64])
     train, test = (Digits(images[part], labels[part]) for part in (slice(-TEST), slice(-TEST, None)))
     return DigitSet(NAME, train, test)
+
+
+def content() -> bytes:
+    return (resources.files(__package__) / FILE).read_bytes()
+
+
+def verify() -> None:
+    """Raises where the file that ships along was changed."""
+    digest = hashlib.sha256(content()).hexdigest()
+    if digest != SHA256:
+        raise ValueError(f"{FILE} has sha256 {digest}, expected {SHA256}")
