@@ -1,8 +1,9 @@
 """The distorted digits of the paper's sections 4.1 and A.4 (R, RTS, P, E), and the pairs of A.1.
 
 A distortion first *draws* its numbers for a batch, then is *applied* to the batch. Both are tensor code of
-fixed shapes that never waits for the device, so both can be captured in a CUDA graph; ``RandomNumbers``
-makes each replay draw anew. What the paper leaves open is a field of the distortion, with its default.
+fixed shapes that never waits for the device, so both can be captured in a CUDA graph (after a first call,
+which keeps what is always the same); ``RandomNumbers`` makes each replay draw anew. What the paper leaves open
+is a field of the distortion, with its default.
 
 Positions are in pixels counted from the centre of a canvas, x to the right and y down. Angles turn the digit
 counter-clockwise. Thetas pull, in normalised coordinates, as everywhere (see ``coordinates``).
@@ -86,7 +87,7 @@ class RotatedTranslatedScaled:
         most = math.radians(self.degrees)
         angle, scale = between(-most, most, angle), between(*self.scale, scale)
         half = HALF * scale if self.placement == "scaled frame" else torch.full_like(scale, HALF)
-        centre = (2 * torch.stack(place, dim=1) - 1) * (self.size / 2 - half)[:, None]
+        centre = between(-1.0, 1.0, torch.stack(place, dim=1)) * (self.size / 2 - half)[:, None]
         return Drawn(
             placed(angle, scale, centre, self.size), {"angle": angle, "scale": scale, "centre": centre}
         )
@@ -117,12 +118,12 @@ class Projected:
 
     def draw(self, count: int, random: RandomNumbers, *, dtype: torch.dtype = torch.float32) -> Drawn:
         uniform = random.uniform(9, count).to(dtype)
-        scale, normal = between(*self.scale, uniform[0]), to_normal(uniform[1:])
+        scale, away = between(*self.scale, uniform[0]), to_normal(uniform[1:], self.deviation)
         corners = corner_signs(scale)  # [4, 2]
         if self.along == "axes":
-            moved = self.deviation * normal.T.unflatten(1, (4, 2))  # [N, 4, 2]
+            moved = away.T.unflatten(1, (4, 2))  # [N, 4, 2]
         else:
-            moved = self.deviation * normal[:4].T[:, :, None] * corners / math.sqrt(2)
+            moved = away[:4].T[:, :, None] * corners / math.sqrt(2)
         if self.direction == "pull":
             region = (self.size / 2) / scale
             theta = square_to(corners * region[:, None, None] / HALF + moved / HALF)
@@ -141,8 +142,8 @@ class Elastic:
     a regular grid on the image by an amount sampled from a normal distribution with zero mean and 1.5 pixel
     standard deviation".
 
-    ``theta`` has the control points: pushed, where the scaled picture's points go on the canvas; pulled,
-    where the canvas's points are read in the digit.
+    ``theta`` has by how many pixels each of the control points moves: there is no family that reads through
+    a spline's inverse.
     """
 
     scale: tuple[float, float] = (0.75, 1.0)
@@ -160,38 +161,38 @@ class Elastic:
 
     def draw(self, count: int, random: RandomNumbers, *, dtype: torch.dtype = torch.float32) -> Drawn:
         uniform = random.uniform(33, count).to(dtype)
-        scale = between(*self.scale, uniform[0])
-        offsets = self.deviation * to_normal(uniform[1:]).T.unflatten(1, (16, 2))  # pixels [N, 16, 2]
-        lattice = self.family.identity(dtype=dtype, device=scale.device).unflatten(0, (16, 2))
-        if self.direction == "push":
-            points = (lattice * (HALF * scale)[:, None, None] + offsets) / (self.size / 2)
-        else:
-            points = (lattice * (self.size / 2 / scale)[:, None, None] + offsets) / HALF
-        return Drawn(points.flatten(1), {"scale": scale, "offsets": offsets})
+        scale, away = between(*self.scale, uniform[0]), to_normal(uniform[1:], self.deviation)
+        offsets = away.T.unflatten(1, (16, 2))  # pixels [N, 16, 2]
+        return Drawn(offsets.flatten(1), {"scale": scale, "offsets": offsets})
 
     def apply(self, images: Tensor, drawn: Drawn) -> Tensor:
-        if self.direction == "pull":
-            return sampling.warp(images, drawn.theta, self.family, size=(self.size, self.size))
         return sampling.sample(images, self.grid(drawn))
 
     def grid(self, drawn: Drawn) -> Tensor:
-        """Where in the digit each pixel of the canvas is read. [N, size, size, 2]
+        """Where in the digit each pixel of the canvas is read. [N, size, size, 2]"""
+        zoom = drawn.numbers["scale"].reciprocal()[:, None, None]
+        if self.direction == "push":
+            return self.inverse_grid(zoom, drawn.numbers["offsets"])
+        points = (
+            control_lattice(zoom.dtype, zoom.device) * zoom * (self.size / DIGIT)
+            + drawn.numbers["offsets"] / HALF
+        )
+        return self.family.grid(points.flatten(1), (self.size, self.size))
 
-        The point q of the digit goes to s q + D(q), with D the spline through the offsets. So the pixel at y
-        reads the q with q = (y - D(q)) / s, which a few steps from D = 0 come to wherever the picture is not
-        folded. D is evaluated once, on a lattice beyond the digit's edge, and read off it at each step.
+    def inverse_grid(self, zoom: Tensor, offsets: Tensor) -> Tensor:
+        """The point q of the digit goes to s q + D(q), with D the spline through the offsets. So the pixel at
+        y reads the q with q = (y - D(q)) / s, which a few steps from D = 0 come to wherever the picture is
+        not folded. D is evaluated once, on a lattice beyond the digit's edge, and read off it at each step.
         """
-        scale, offsets = drawn.numbers["scale"], drawn.numbers["offsets"]
-        reach = (1 / (scale * FIELD_REACH))[:, None, None]
-        basis = field_basis(offsets.device)
-        # One product in float64, out of reach of the switches that round float32 ones. [N, 2, FIELD, FIELD]
-        bent = (offsets * (reach / HALF)).transpose(1, 2).double().flatten(0, 1) @ basis
+        # One product in float64, out of reach of the switches that round float32 ones.
+        weights = (offsets * zoom).transpose(1, 2).to(torch.float64, memory_format=torch.contiguous_format)
+        bent = weights.flatten(0, 1) @ field_basis(offsets.device)
         bent = bent.to(offsets.dtype).reshape(-1, 2, FIELD, FIELD)
-        canvas = canvas_lattice(self.size, offsets.dtype, offsets.device) * reach[..., None]
-        found = canvas
+        start = canvas_lattice(self.size, offsets.dtype, offsets.device) * zoom[..., None]
+        found = start
         for _ in range(self.steps):
             moved = sampling.sample(bent, found, padding="border", align_corners=True)
-            found = canvas - moved.permute(0, 2, 3, 1)
+            found = start - moved.permute(0, 2, 3, 1)
         return found * FIELD_REACH
 
 
@@ -201,15 +202,22 @@ FIELD = 43  # points along each axis, one a pixel: between them D is straight to
 
 @cache
 def field_basis(device: torch.device) -> Tensor:
-    """What each offset adds to each point of the field. float64 [16, points]"""
+    """What a pixel of each offset adds to each point of the field, in FIELD_REACHes. float64 [16, points]"""
     points = coordinates.lattice((FIELD, FIELD), True, dtype=torch.float64) * FIELD_REACH
-    return Elastic.family.basis_at(points.reshape(-1, 2)).T.contiguous().to(device)
+    basis = Elastic.family.basis_at(points.reshape(-1, 2)).T / (HALF * FIELD_REACH)
+    return basis.contiguous().to(device)
+
+
+@cache
+def control_lattice(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The control points where nothing moves them. [16, 2]"""
+    return Elastic.family.identity(dtype=dtype, device=device).unflatten(0, (16, 2))
 
 
 @cache
 def canvas_lattice(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The canvas's pixels in halves of a digit. [size, size, 2]"""
-    return coordinates.lattice((size, size), False, dtype=dtype, device=device) * (size / DIGIT)
+    """The canvas's pixels in FIELD_REACHes. [size, size, 2]"""
+    return coordinates.lattice((size, size), False, dtype=dtype, device=device) * (size / DIGIT / FIELD_REACH)
 
 
 @dataclass(frozen=True)
@@ -242,8 +250,11 @@ def placed(angle: Tensor, scale: Tensor, centre: Tensor, size: int) -> Tensor:
     """The theta that shows a digit turned, scaled and centred at ``centre`` on its canvas. [N, 6]"""
     pull = size / DIGIT / scale
     cos, sin = pull * torch.cos(angle), pull * torch.sin(angle)
+    back = -sin
     x, y = (centre / (size / 2)).unbind(1)
-    return torch.stack([cos, -sin, sin * y - cos * x, sin, cos, -sin * x - cos * y], dim=1)
+    right = torch.addcmul(sin * y, cos, x, value=-1)
+    down = torch.addcmul(back * x, cos, y, value=-1)
+    return torch.stack([cos, back, right, sin, cos, down], dim=1)
 
 
 def square_to(corners: Tensor) -> Tensor:
@@ -275,7 +286,7 @@ def _corner_signs(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def between(low: float, high: float, uniform: Tensor) -> Tensor:
-    return low + (high - low) * uniform
+    return torch.add(low, uniform, alpha=high - low)  # one launch
 
 
 def one_of(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -73,10 +73,10 @@ class RandomNumbers:
         return self._steps[count]
 
 
-def to_normal(uniform: Tensor) -> Tensor:
+def to_normal(uniform: Tensor, deviation: float = 1.0) -> Tensor:
     """Numbers uniform on [0, 1) in steps of 2^-24, as normal ones: by the inverse of the distribution."""
-    middle = 2 * uniform - (1 - 2.0**-BITS)  # of each step, on (-1, 1)
-    return torch.erfinv(middle) * math.sqrt(2)
+    middle = torch.add(2.0**-BITS - 1, uniform, alpha=2)  # of each step, on (-1, 1)
+    return torch.erfinv(middle) * (math.sqrt(2) * deviation)
 
 
 def mixed(word: int) -> int:
