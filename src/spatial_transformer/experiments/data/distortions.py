@@ -2,8 +2,8 @@
 
 A distortion first *draws* its numbers for a batch, then is *applied* to the batch. Both are tensor code of
 fixed shapes that never waits for the device, so both can be captured in a CUDA graph (after a first call,
-which keeps what is always the same); ``RandomNumbers`` makes each replay draw anew. What the paper leaves open
-is a field of the distortion, with its default.
+which keeps what is always the same); ``RandomNumbers`` makes each replay draw anew. What the paper leaves
+open is a field of the distortion, with its default.
 
 Positions are in pixels counted from the centre of a canvas, x to the right and y down. Angles turn the digit
 counter-clockwise. Thetas pull, in normalised coordinates, as everywhere (see ``coordinates``).
