@@ -11,6 +11,7 @@ import os
 import stat
 import tarfile
 import threading
+import time
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -303,7 +304,8 @@ def test_dangerous_members_are_refused(tmp_path, name, kind):
     tar = tar_with(tmp_path / "bad.tar.gz", PLAIN, (name, kind, b""))
     with pytest.raises(archives.ArchiveError, match=r"not a plain file|leaves its folder"):
         archives.unpack(tar, tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["bad.tar.gz"]
+    assert left_over(tmp_path) == ["bad.tar.gz"]
+    assert not (tmp_path / "out").exists()
     assert not (tmp_path.parent / "parent").exists()
 
 
@@ -329,7 +331,30 @@ def test_truncated_archives_leave_nothing(tmp_path):
     tar.write_bytes(tar.read_bytes()[:50_000])
     with pytest.raises(archives.ArchiveError, match=r"cut\.tar\.gz is broken"):
         archives.unpack(tar, tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["cut.tar.gz"]
+    assert left_over(tmp_path) == ["cut.tar.gz"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_processes_unpack_once(tmp_path, monkeypatch):
+    tar = tar_with(tmp_path / "good.tar.gz", PLAIN)
+    members = archives.members
+
+    def slowly(archive):
+        with (tmp_path / "log").open("a") as log:
+            log.write("unpacking\n")
+        time.sleep(0.3)
+        return members(archive)
+
+    monkeypatch.setattr(archives, "members", slowly)
+    context = multiprocessing.get_context("fork")
+    both = [context.Process(target=archives.unpack, args=(tar, tmp_path / "out")) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join(30)
+    assert [one.exitcode for one in both] == [0, 0]
+    assert (tmp_path / "log").read_text() == "unpacking\n"
+    assert (tmp_path / "out" / "a/b.txt").read_bytes() == b"text"
 
 
 def test_one_member_is_read_if_its_digest_is_right(tmp_path):

@@ -130,6 +130,13 @@ def test_the_stand_in_is_announced(small, tmp_path):
     assert any("no network" in line for line in said)
 
 
+def test_it_stands_in_where_nothing_can_be_written(small, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv(places.VARIABLE, str(tmp_path / "file" / "below"))
+    said = []
+    assert mnist.load_or_stand_in(say=said.append).name == "UCI digits"
+
+
 # The ways
 
 

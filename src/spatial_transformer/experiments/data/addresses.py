@@ -13,7 +13,7 @@ import urllib.parse
 import urllib.request
 from typing import Any
 
-TIMEOUT = 30.0  # seconds without a byte
+TIMEOUT = 15.0  # seconds without a byte
 
 
 @functools.cache

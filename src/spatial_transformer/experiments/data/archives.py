@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
+from ..extra import extra
+
 KINDS = (".tar", ".tar.gz", ".tgz", ".zip")
 
 
@@ -22,8 +24,18 @@ class ArchiveError(ValueError):
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """All members of an archive under ``folder``, which appears when they are complete, or not at all."""
+    """All members of an archive under ``folder``, which appears when they are complete, or not at all.
+
+    Of two processes that ask at once one unpacks, and the other waits.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    with extra("filelock").FileLock(folder.parent / f".{folder.name}.lock"):
+        if not folder.exists():
+            unpack_into(folder, archive)
+    return folder
+
+
+def unpack_into(folder: Path, archive: Path) -> None:
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         with naming(archive):
@@ -37,7 +49,6 @@ def unpack(archive: Path, folder: Path) -> Path:
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
-    return folder
 
 
 def members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:

@@ -104,7 +104,7 @@ def load_or_stand_in(data_dir: str | Path | None = None, *, say: Say = say) -> D
     """MNIST, or the digits that ship with this package where it is not to be had; that is said."""
     try:
         return load(data_dir, say=say)
-    except (FetchError, ImportError) as error:
+    except (OSError, ImportError) as error:  # no network, no place to write to, no extra
         say(f"MNIST is not to be had: {error}")
         say(f"{uci_digits.NAME} stand in for MNIST: numbers from them are not comparable with the paper's")
         return uci_digits.load()

@@ -1,6 +1,6 @@
 """The UCI optical digits, which ship with this package: every command runs with no network at all.
 
-1,797 digits of 8 x 8 pixels by 13 writers (``uci_digits/NOTICE.md`` has origin and licence), drawn up to the
+1,797 digits of 8 x 8 pixels by 13 writers (``shipped/NOTICE.md`` has origin and licence), drawn up to the
 20 x 20 pixels that a digit takes in MNIST's 28 x 28. They are no MNIST: whoever shows a number says which of
 the two it comes from.
 """
@@ -18,7 +18,7 @@ from ... import families, sampling
 from .digits import Digits, DigitSet
 
 NAME = "UCI digits"
-FILE = "uci_digits/digits.csv.gz"
+FILE = "shipped/digits.csv.gz"
 SHA256 = "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22"
 TEST = 300  # the last of them
 
