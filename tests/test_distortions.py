@@ -11,7 +11,7 @@ from scipy import stats
 
 import spatial_transformer as st
 from spatial_transformer.coordinates import control_lattice, lattice, to_normalised
-from spatial_transformer.experiments.data import uci_digits
+from spatial_transformer.experiments.data import mnist, uci_digits
 from spatial_transformer.experiments.data.clutter import Cluttered, Translated, below
 from spatial_transformer.experiments.data.distortions import (
     Added,
@@ -452,9 +452,37 @@ def digest(values):
 @pytest.mark.parametrize("kind", KINDS)
 def test_fixed_sets_stay_what_they_are(digits, kind):
     part = next(fixed_batches(kind, digits, dtype=DOUBLE))
+    assert pinned(part) == DIGESTS[kind]
+
+
+def pinned(part):
     thetas = (part.drawn.theta * 1e5).round().long()
     pictures = (part.images[:20] * 255).round().to(torch.uint8)
-    assert (digest(thetas), digest(pictures), int(part.labels.sum())) == DIGESTS[kind]
+    return digest(thetas), digest(pictures), int(part.labels.sum())
+
+
+# The same of MNIST, where it is here.
+MNIST_DIGESTS = {
+    "R": ("007c5d10e19ecebe", "813379b45cd1469c", 1098),
+    "RTS": ("e4488c38e5c8ebf5", "b765045033c72f36", 1098),
+    "P": ("f2597fdc79a8513d", "68134e6d5c8aab98", 1098),
+    "E": ("2efe4264f163d159", "c1cd1c2ca5f29143", 1098),
+    "TC": ("c9db38b8d64ebca8", "b2aec326b1f3b06b", 1098),
+    "T84": ("0b665320abcd06b0", "a1147c3e00e71c13", 1098),
+    "TC84": ("283c381b63d69f5b", "4c55d1b189a048ef", 1098),
+    "addition": ("be7ec8f1c56fbf90", "1152863f0416a004", 2163),
+    "3D": ("a4e78342f513f043", "e4153d3834a73773", 1098),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mnists_fixed_sets_stay_what_they_are(kind):
+    try:
+        digits = mnist.load(download=False)
+    except (FileNotFoundError, ImportError) as error:
+        pytest.skip(str(error))
+    part = next(fixed_batches(kind, digits, dtype=DOUBLE))
+    assert pinned(part) == MNIST_DIGESTS[kind]
 
 
 @pytest.mark.parametrize("kind", KINDS)
