@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import http.client
 import http.server
 import io
 import multiprocessing
@@ -134,6 +135,15 @@ def test_a_connection_that_breaks_is_tried_again(server, tmp_path):
         fetch.fetch(remote(f"{server.url}/short"), tmp_path, say=lambda line: None)
     assert server.asked["/short"] == fetch.ROUNDS
     assert left_over(tmp_path) == []
+
+
+def test_a_reply_that_is_no_http_is_one_more_failure(server, tmp_path, monkeypatch):
+    def refuse(url):
+        raise http.client.BadStatusLine("nonsense")
+
+    monkeypatch.setattr(fetch, "opened", refuse)
+    with pytest.raises(fetch.FetchError, match="nonsense"):
+        fetch.fetch(remote(f"{server.url}/thing.bin"), tmp_path, say=lambda line: None)
 
 
 @pytest.mark.parametrize("broken", [CONTENT[:-1], b"x" * len(CONTENT), b""])

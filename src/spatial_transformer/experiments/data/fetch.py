@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -43,6 +44,10 @@ class Remote(NamedTuple):
 
 class FetchError(OSError):
     """No address gave the file; the message has a line for each."""
+
+
+class WrongFileError(ValueError):
+    """An address gave something else than the file."""
 
 
 def say(line: str) -> None:
@@ -97,16 +102,12 @@ def download(remote: Remote, target: Path, say: Say) -> None:
             except (WrongFileError, package_index.NotInIndexError) as error:
                 hopeless.add(source)
                 failures.append(f"  {shown(source)}: {error}")
-            except (OSError, ValueError) as error:
+            except (OSError, HTTPException, ValueError) as error:
                 if turn == ROUNDS - 1:
                     failures.append(f"  {shown(source)}: {error}")
     raise FetchError(
         "\n".join([f"{remote.name} could not be fetched into {target.parent}; tried", *failures])
     )
-
-
-class WrongFileError(ValueError):
-    """An address gave something else than the file."""
 
 
 def shown(source: str | Wheel) -> str:

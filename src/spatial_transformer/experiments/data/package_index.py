@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import html.parser
 import urllib.parse
-from collections.abc import Callable
-from typing import Any
 
 from .addresses import opened, setting
 
@@ -21,7 +19,7 @@ def indexes() -> list[str]:
     return [setting("index-url") or PYPI, *further]
 
 
-def find(project: str, filename: str, read: Callable[[str], str] | None = None) -> str:
+def find(project: str, filename: str) -> str:
     """The address of one file of a project."""
     failures: list[str] = []
     for index in indexes():
@@ -29,7 +27,7 @@ def find(project: str, filename: str, read: Callable[[str], str] | None = None) 
         if page.startswith("file:"):
             page += "index.html"
         try:
-            links = Links.of((read or text)(page))
+            links = Links.of(text(page))
         except OSError as error:
             failures.append(str(error))
             continue
@@ -69,5 +67,5 @@ class Links(html.parser.HTMLParser):
         parser.feed(page)
         return parser.found
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> Any:
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found += [value for name, value in attrs if tag == "a" and name == "href" and value]
