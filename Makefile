@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-EXTRAS := dev,export,cpu
+EXTRAS := dev,export,cpu,experiments
 
 .PHONY: setup test quickstart lint bench bench-gpu test-gpu docs clean
 
@@ -28,10 +28,12 @@ lint: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks.run --out benchmarks/results/cpu.json
+	$(BIN)/python -m benchmarks.data --out benchmarks/results/data_cpu.json
 
 # On a machine with a GPU, with the Python and torch that are there; nothing is installed.
 bench-gpu:
 	PYTHONPATH=src $(PYTHON) -m benchmarks.run --suite gpu --out benchmarks/results/gpu.json
+	PYTHONPATH=src $(PYTHON) -m benchmarks.data --device cuda --out benchmarks/results/data_gpu.json
 
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu_tests
@@ -39,6 +41,7 @@ test-gpu:
 docs: setup
 	$(BIN)/python -m benchmarks.table benchmarks/results/cpu.json --into README.md
 	$(BIN)/python -m benchmarks.table benchmarks/results/gpu.json --into docs/speed.md
+	$(BIN)/python -m benchmarks.data --table benchmarks/results/data_cpu.json --into docs/data.md
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache

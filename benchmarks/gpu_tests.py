@@ -23,7 +23,7 @@ from . import cuda
 from .record import ROOT, heading, write
 
 OUTCOMES = ("passed", "failed", "skipped", "errors")
-SELECTED = "gpu or not slow"
+SELECTED = "(gpu or not slow) and not network"
 MOST = 2000  # characters of a failure
 NOTHING_COLLECTED = int(pytest.ExitCode.NO_TESTS_COLLECTED)
 

@@ -902,8 +902,8 @@ def test_breaks(broken): pass
 
 def test_tests_that_must_be_alone_are(monkeypatch: pytest.MonkeyPatch) -> None:
     together, alone = gpu_tests.selections(processes=8)
-    assert together[:4] == ["-m", "(gpu or not slow) and not alone", "-n", "8"]
+    assert together[:4] == ["-m", f"({gpu_tests.SELECTED}) and not alone", "-n", "8"]
     assert alone == ["-m", "alone"]
-    assert gpu_tests.selections(processes=1) == [["-m", "gpu or not slow"]]
+    assert gpu_tests.selections(processes=1) == [["-m", gpu_tests.SELECTED]]
     monkeypatch.setattr(gpu_tests.importlib.util, "find_spec", lambda name: None)
-    assert gpu_tests.selections(processes=8) == [["-m", "gpu or not slow"]]
+    assert gpu_tests.selections(processes=8) == [["-m", gpu_tests.SELECTED]]

@@ -55,6 +55,21 @@ FUSED = {
     "fused_numba": {"families", "kernels", "matrices"},
 }
 
+# Imports within experiments/data point down this table, never up or sideways.
+DATA_LEVELS = [
+    {"commands"},
+    {"catalogue", "contact_sheets"},
+    {"fixed_sets"},
+    {"mnist", "svhn", "birds", "backbones", "clutter", "volumes"},
+    {"distortions", "uci_digits", "fetch"},
+    {"package_index"},
+    {"addresses", "archives", "digits", "places", "random_numbers"},
+]
+DATA_LEVEL = {name: depth for depth, names in enumerate(DATA_LEVELS) for name in names}
+
+# What the extra ``experiments`` brings: taken by ``experiments.extra`` alone, where it is first needed.
+EXTRA = ("filelock", "h5py", "matplotlib", "PIL", "platformdirs")
+
 # An outside package -> the files that import it.
 OWNERS = {
     "triton": {f"implementations/{name}.py" for name in ("fused_triton", "triton_cuts", "triton_kernels")},
@@ -161,6 +176,22 @@ def test_experiments_keep_apart(file):
         assert "engine" not in used
 
 
+@pytest.mark.parametrize("file", [file for file in FILES if file.startswith("experiments/data/")])
+def test_data_imports_point_one_way(file):
+    name = Path(file).stem
+    if name == "__init__":
+        assert own(file) == set()
+        return
+    used = {parts[2] for parts in own(file) if parts[:2] == ("experiments", "data") and len(parts) > 2}
+    allowed = {below for below in DATA_LEVEL if DATA_LEVEL[below] > DATA_LEVEL[name]}
+    assert used <= allowed, f"{file} must not import {sorted(used - allowed)}"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_extra_is_not_imported_at_once(file):
+    assert {name.split(".")[0] for name in imports(file)}.isdisjoint(EXTRA)
+
+
 # The public names
 
 PUBLIC = {
@@ -246,7 +277,7 @@ def test_public_methods_have_docstrings(name):
 
 # What an import costs
 
-OUTSIDE = ("triton", "numba", "onnx", "onnxscript", "onnxruntime", "typer", "scipy", "cv2")
+OUTSIDE = ("triton", "numba", "onnx", "onnxscript", "onnxruntime", "scipy", "cv2", *EXTRA)
 
 PROBE = f"""
 import sys
@@ -263,7 +294,12 @@ assert spatial_transformer.__file__.startswith({str(ROOT)!r}), spatial_transform
 """
 
 
-def test_importing_the_package_imports_no_extra():
-    ran = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize(
+    "further",
+    ["assert not any('experiments' in name for name in sys.modules)", "import spatial_transformer.cli"],
+    ids=["package", "command"],
+)
+def test_importing_imports_no_extra(further):
+    ran = subprocess.run([sys.executable, "-c", PROBE + further], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == []

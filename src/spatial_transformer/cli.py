@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from .experiments.data import commands as data
 from .info import info
 from .version import __version__
 
@@ -19,11 +20,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands.add_parser(
         "info", help="versions, devices, and which implementation each operation would take, and why"
     )
-    parser.parse_args(arguments)
+    data.add(commands)
+    given = parser.parse_args(arguments)
     try:
-        print(info(), flush=True)
+        return data.run(given) if given.command == "data" else print_info()
     except BrokenPipeError:  # `stn info | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (OSError, ValueError, ImportError) as error:  # what a user can mend, without a traceback
+        print(f"stn: {error}", file=sys.stderr)
+        return 1
+
+
+def print_info() -> int:
+    print(info(), flush=True)
     return 0
 
 

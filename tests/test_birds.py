@@ -1,0 +1,230 @@
+"""CUB-200-2011: the official layout, written small, whole and broken; and its crops."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from data_files import BIRD_NAMES, BIRD_SIZES, ramp, write_birds
+
+from spatial_transformer.experiments.data import archives, birds, places
+from spatial_transformer.experiments.data.random_numbers import RandomNumbers
+
+pytest.importorskip("filelock")
+Image = pytest.importorskip("PIL.Image")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def nowhere_else(monkeypatch, tmp_path):
+    monkeypatch.delenv(places.VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def load(folder):
+    return birds.load(folder, say=lambda line: None)
+
+
+@pytest.mark.parametrize("where", ["", "cub"])
+def test_a_folder(tmp_path, where):
+    write_birds(tmp_path / where)
+    found = load(tmp_path)
+    assert found.names == BIRD_NAMES
+    assert found.labels.tolist() == [0, 1, 0, 2]
+    assert found.split("train").tolist() == [0, 3]
+    assert found.split("test").tolist() == [1, 2]
+    assert found.classes == ["001.Class_1", "002.Class_2", "003.Class_3"]
+    assert found.sizes.tolist() == [[40, 60], [70, 50], [300, 256], [512, 630]]  # the last one reduced
+    for i in range(3):
+        assert torch.equal(found.image(i).permute(1, 2, 0), torch.from_numpy(ramp(*BIRD_SIZES[i])))
+    assert found.boxes[0].tolist() == [5, 6, 20, 30]
+    torch.testing.assert_close(found.boxes[3], torch.tensor([52.0, 65, 104, 130]) * 512 / 520)
+    assert found.boxes[2].tolist() == [10, 10, 300, 20]  # sticks out, and is left as it is
+
+
+def test_an_archive(tmp_path):
+    folder = write_birds(tmp_path / "made")
+    (tmp_path / "data").mkdir()
+    with tarfile.open(tmp_path / "data" / f"{birds.NAME}.tgz", "w:gz") as tar:
+        tar.add(folder, birds.NAME)
+        tar.add(folder / "classes.txt", "attributes.txt")  # the official one has a file beside the folder
+    assert load(tmp_path / "data").names == BIRD_NAMES
+    said = []
+    birds.load(tmp_path / "data", say=said.append)
+    assert said == []
+
+
+def test_an_archive_with_links_is_refused(tmp_path):
+    folder = write_birds(tmp_path / "made")
+    (folder / "link").symlink_to("/etc/passwd")
+    with tarfile.open(tmp_path / f"{birds.NAME}.tgz", "w:gz") as tar:
+        tar.add(folder, birds.NAME)
+    with pytest.raises(archives.ArchiveError, match="not a plain file"):
+        load(tmp_path)
+
+
+def test_it_says_where_it_looked(tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"no CUB_200_2011 .*{tmp_path}"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"image_class_labels.txt": ["1 1", "2 2", "3 1"]}, r"image_class_labels\.txt and images\.txt"),
+        ({"train_test_split.txt": ["1 1", "2 0", "3 0", "5 1"]}, r"train_test_split\.txt and images\.txt"),
+        ({"image_class_labels.txt": ["1 1", "2 2", "3 1", "4 9"]}, "image 4 is of class 9"),
+        ({"bounding_boxes.txt": ["1 5 6 20", "2 0 0 5 7", "3 1 1 3 2", "4 5 6 1 1"]}, "boxes.txt is broken"),
+        ({"classes.txt": ["1"]}, r"classes\.txt is broken"),
+        ({"images.txt": []}, r"images\.txt is broken"),
+    ],
+)
+def test_broken_lists_are_named(tmp_path, changed, message):
+    write_birds(tmp_path, **changed)
+    with pytest.raises(birds.BirdsError, match=message):
+        load(tmp_path)
+
+
+def test_missing_lists_and_images_are_named(tmp_path):
+    folder = write_birds(tmp_path)
+    (folder / "images" / BIRD_NAMES[1]).unlink()
+    with pytest.raises(birds.BirdsError, match=f"1 of 4 images are missing .*: {BIRD_NAMES[1]}"):
+        load(tmp_path)
+    (folder / "bounding_boxes.txt").unlink()
+    with pytest.raises(birds.BirdsError, match=r"bounding_boxes\.txt is missing"):
+        load(tmp_path)
+
+
+def test_a_broken_image_is_named_and_nothing_is_left(tmp_path):
+    folder = write_birds(tmp_path)
+    path = folder / "images" / BIRD_NAMES[2]
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(birds.BirdsError, match=f"{BIRD_NAMES[2]} cannot be read"):
+        load(tmp_path)
+    assert not [p for p in (tmp_path / "cub").rglob("*") if p.suffix in (".bin", ".npz", ".part")]
+
+
+def test_the_cache_follows_the_files(tmp_path):
+    folder = write_birds(tmp_path)
+    load(tmp_path)
+    said = []
+    birds.load(tmp_path, say=said.append)
+    assert said == []
+    Image.new("RGB", (60, 40), "white").save(folder / "images" / BIRD_NAMES[0])
+    assert load(tmp_path).image(0).min() == 255
+
+
+# Batches
+
+
+def test_images_are_gathered_side_by_side(tmp_path):
+    write_birds(tmp_path)
+    found = load(tmp_path)
+    images, sizes = found.gathered(torch.tensor([1, 0]))
+    assert images.shape == (2, 3, 70, 60)
+    assert sizes.tolist() == [[70, 50], [40, 60]]
+    assert torch.equal(images[0, :, :, :50], found.image(1))
+    assert torch.equal(images[0, :, :, 50:], found.image(1)[:, :, -1:].expand(-1, -1, 10))  # replicated
+    assert torch.equal(images[1, :, :40], found.image(0))
+
+
+def read_at(crops, seen, size):
+    """Where in its image (0 to 1 from edge to edge) the middle row and column of a crop were read."""
+    height, width = size
+    middle = crops.size // 2
+    x = (seen[0, middle] / 255 * (width - 1) + 0.5) / width
+    y = (seen[1, :, middle] / 255 * (height - 1) + 0.5) / height
+    return x, y
+
+
+def test_centre_crops(tmp_path):
+    """224 of 256 along the shorter side, and as many pixels along the longer."""
+    write_birds(tmp_path)
+    found = load(tmp_path)
+    crops = birds.Crops()
+    seen = crops(found, torch.tensor([0, 2, 3]))
+    assert seen.shape == (3, 3, 224, 224)
+    for picture, index in zip(seen, (0, 2, 3), strict=True):
+        height, width = found.sizes[index].tolist()
+        zoom = 256 / min(height, width)
+        x, y = read_at(crops, picture, (height, width))
+        along = torch.arange(224) + 0.5 - 112
+        inside = slice(3, -3)
+        torch.testing.assert_close(x[inside], (0.5 + along / (zoom * width))[inside], rtol=0, atol=0.006)
+        torch.testing.assert_close(y[inside], (0.5 + along / (zoom * height))[inside], rtol=0, atol=0.006)
+
+
+@pytest.mark.parametrize(("side", "size"), [(256, 224), (512, 448)])
+def test_random_crops(tmp_path, side, size):
+    """Uniform places within the image, half of them flipped, of the size that the crop has."""
+    write_birds(tmp_path)
+    found = load(tmp_path)
+    crops = birds.Crops(side, size)
+    count = 200
+    seen = crops(found, torch.full((count,), 0), RandomNumbers(0))
+    lefts, tops, flips = [], [], 0
+    for picture in seen:
+        x, y = read_at(crops, picture, BIRD_SIZES[0])
+        flips += bool(x[10] > x[-10])
+        zoom = side / 40
+        width = (x[size - 20] - x[20]).abs() * 60 * zoom / (size - 40)
+        assert width == pytest.approx(1, abs=0.02)  # pixels of the resized image for one of the crop
+        lefts.append(float(x.min()))
+        tops.append(float(y.min()))
+        assert 0 <= x.min() < x.max() <= 1
+    assert 70 < flips < 130
+    room = 1 - size / (side * 60 / 40)
+    assert min(lefts) < 0.1 * room + 0.01
+    assert max(lefts) > 0.9 * room - 0.01
+    assert max(tops) > 0.9 * (1 - size / side) - 0.01
+
+
+def test_random_crops_are_where_the_numbers_say():
+    crops = birds.Crops()
+    sizes = torch.tensor([[256, 512]])
+    theta = crops.theta(sizes, (300, 600), torch.tensor([[0.0, 1.0, 0.7]]))
+    box = crops.family.box(theta)[0]
+    corner = (box + 1) / 2 * torch.tensor([600.0, 300])  # in pixels
+    torch.testing.assert_close(corner[0], torch.tensor([0.0, 32]))
+    torch.testing.assert_close(corner[2], torch.tensor([224.0, 256]))
+    flipped = crops.theta(sizes, (300, 600), torch.tensor([[0.0, 1.0, 0.2]]))
+    torch.testing.assert_close(flipped, theta * torch.tensor([-1, 1, 1, 1, 1, 1]))
+
+
+def test_reducing_smooths(tmp_path):
+    """One white column in three, halved, is nearly even; what lies between two columns alone is not."""
+    folder = write_birds(tmp_path)
+    stripes = np.zeros((512, 512, 3), np.uint8)
+    stripes[:, ::3] = 255
+    Image.fromarray(stripes).save(folder / "images" / BIRD_NAMES[3])
+    seen = birds.Crops()(load(tmp_path), torch.tensor([3]))
+    assert (seen - 85).abs().max() < 30
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_the_gpu_gives_the_same(tmp_path):
+    write_birds(tmp_path)
+    found = load(tmp_path)
+    indices = torch.tensor([0, 1, 3])
+    here = birds.Crops()(found, indices, RandomNumbers(0))
+    there = birds.Crops()(found.to("cuda"), indices, RandomNumbers(0, device="cuda"))
+    torch.testing.assert_close(there.cpu(), here, rtol=0, atol=0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("CUB_FOLDER"), reason="CUB_FOLDER does not say where CUB is")
+def test_the_real_files():
+    found = birds.load(os.environ["CUB_FOLDER"])
+    assert len(found.names) == 11_788
+    assert [len(found.split(name)) for name in ("train", "test")] == [5994, 5794]
+    assert found.labels.unique().tolist() == list(range(200))
+    assert len(found.classes) == 200
+    x, y, width, height = found.boxes.T
+    high, wide = found.sizes.T
+    outside = (x < -1.5) | (y < -1.5) | (x + width > wide + 1.5) | (y + height > high + 1.5)
+    assert int(outside.sum()) == 8  # as published; other boxes end where their image does

@@ -1,0 +1,248 @@
+"""House numbers: the official formats, written small, whole and broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data_files import SVHN_ROWS, box, write_svhn
+
+from spatial_transformer.experiments.data import archives, places, svhn
+
+pytest.importorskip("filelock")
+Image = pytest.importorskip("PIL.Image")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def nowhere_else(monkeypatch, tmp_path):
+    monkeypatch.delenv(places.VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def load(folder, split="train"):
+    return svhn.load(split, folder, say=lambda line: None)
+
+
+def nothing_half_written(folder):
+    return not [path for path in folder.rglob("*") if path.name.endswith((".part", ".npy", ".npz"))]
+
+
+# What is read
+
+
+@pytest.mark.parametrize("mat", [False, True])
+@pytest.mark.parametrize("where", ["svhn/train", "train"])
+def test_a_folder(tmp_path, mat, where):
+    write_svhn(tmp_path / where, mat=mat)
+    found = load(tmp_path)
+    assert found.labels.tolist() == [
+        [1, 9, 10, 10, 10],
+        [0, 10, 10, 10, 10],
+        [1, 2, 3, 4, 5],
+        [3, 7, 10, 10, 10],  # ordered by their left edges
+    ]
+    assert found.lengths.tolist() == [2, 1, 5, 2]
+    assert found.names == ["1.png", "2.png", "3.png", "4.png"]
+    assert found.loose.shape == (4, 3, 128, 128)
+    assert found.tight.shape == (4, 3, 64, 64)
+    assert found.left_out == []
+
+
+def test_mat_and_json_say_the_same(tmp_path):
+    entries = [
+        svhn.read_structure(svhn.structure_file(write_svhn(tmp_path / name, mat=name == "mat")))
+        for name in ("mat", "json")
+    ]
+    assert entries[0] == entries[1]
+
+
+@pytest.mark.parametrize("kind", [".tar.gz", ".tar"])
+def test_an_archive(tmp_path, kind):
+    folder = write_svhn(tmp_path / "made" / "test", mat=True)
+    (tmp_path / "data/svhn").mkdir(parents=True)
+    with tarfile.open(tmp_path / f"data/svhn/test{kind}", "w:gz" if kind == ".tar.gz" else "w") as tar:
+        tar.add(folder, "test")
+    assert load(tmp_path / "data", "test").names == ["1.png", "2.png", "3.png", "4.png"]
+    said = []
+    svhn.load("test", tmp_path / "data", say=said.append)
+    assert said == []  # neither unpacked nor cropped again
+
+
+def test_an_archive_that_would_write_elsewhere(tmp_path):
+    folder = write_svhn(tmp_path / "made" / "test")
+    with tarfile.open(tmp_path / "test.tar.gz", "w:gz") as tar:
+        tar.add(folder, "test")
+        tar.add(folder / "1.png", "../outside.png")
+    with pytest.raises(archives.ArchiveError, match="leaves its folder"):
+        load(tmp_path, "test")
+    assert not (tmp_path.parent / "outside.png").exists()
+    assert not (tmp_path / "svhn/unpacked/test").exists()
+
+
+def test_it_says_where_it_looked(tmp_path):
+    with pytest.raises(FileNotFoundError, match=rf"no extra or extra\.tar\.gz.*{tmp_path}"):
+        load(tmp_path, "extra")
+    with pytest.raises(ValueError, match="split must be one of train, test, extra, got 'valid'"):
+        load(tmp_path, "valid")
+
+
+# Crops
+
+
+def test_the_crop_is_the_grown_box(tmp_path):
+    """On ramps the values tell where a pixel was read: at its centre, in the image's pixels."""
+    write_svhn(
+        tmp_path / "train", [{"filename": "1.png", "boxes": [box(1, 24, 14, 6, 8), box(2, 30, 16, 6, 8)]}]
+    )
+    found = load(tmp_path)
+    along = (torch.arange(128) + 0.5) / 128 - 0.5
+    x = 30 + along * 12 * 2.6 - 0.5  # the boxes' middle is (30, 19), their extent 12 x 10
+    y = 19 + along * 10 * 2.6 - 0.5
+    torch.testing.assert_close(found.loose[0, 0, 64].float(), 4 * x, rtol=0, atol=0.51)
+    torch.testing.assert_close(found.loose[0, 1, :, 64].float(), 6 * y, rtol=0, atol=0.51)
+    assert torch.equal(found.tight, found.loose[:, :, 32:96, 32:96])
+
+
+def test_borders_are_replicated(tmp_path):
+    write_svhn(tmp_path / "train", [{"filename": "1.png", "boxes": [box(1, 0, 0, 60, 40)]}])
+    found = load(tmp_path).loose[0]
+    assert found[0, :, :30].max() == 0  # x ramps up from the left edge
+    assert found[0, :, -30:].min() == 59 * 4
+    assert found[1, -30:].min() == 39 * 6
+
+
+def test_a_large_image_is_smoothed(tmp_path):
+    """Stripes of a pixel, seen at a quarter of the size, are grey."""
+    rows = [{"filename": "1.png", "boxes": [box(1, 0, 0, 400, 300)]}]
+    folder = write_svhn(tmp_path / "train", rows, size=(400, 300))
+    stripes = np.zeros((300, 400, 3), np.uint8)
+    stripes[:, ::2] = 255
+    Image.fromarray(stripes).save(folder / "1.png")
+    middle = load(tmp_path).loose[0, :, 54:74, 54:74].float()
+    assert (middle - 127.5).abs().max() < 20
+
+
+# What is left out, and what is an error
+
+
+@pytest.mark.parametrize(
+    ("boxes", "reason"),
+    [
+        ([box(1, 1 + 5 * i, 2, 4, 9) for i in range(6)], "6 digits"),
+        ([], "no digit"),
+        ([box(1, 5, 5, 0, 10)], "a box without area"),
+        ([box(1, 5, 5, 10, -2)], "a box without area"),
+        ([box(1, float("nan"), 5, 10, 10)], "a box without area"),
+        ([box(1, 60, 5, 10, 10)], "a box outside the image"),
+        ([box(1, 5, -10, 10, 10)], "a box outside the image"),
+    ],
+)
+def test_what_is_left_out_is_counted(tmp_path, boxes, reason):
+    write_svhn(tmp_path / "train", [{"filename": "9.png", "boxes": boxes}, *SVHN_ROWS])
+    found = load(tmp_path)
+    assert found.left_out == [f"9.png: {reason}"]
+    assert found.names == ["1.png", "2.png", "3.png", "4.png"]
+    assert found.loose.shape[0] == len(found.labels) == 4
+
+
+def test_a_box_that_sticks_out_is_kept(tmp_path):
+    write_svhn(tmp_path / "train", [{"filename": "1.png", "boxes": [box(1, -3, 30, 10, 20)]}])
+    assert load(tmp_path).left_out == []
+
+
+@pytest.mark.parametrize("label", [11, -1, 2.5, float("nan")])
+def test_a_label_that_is_no_digit(tmp_path, label):
+    write_svhn(tmp_path / "train", [{"filename": "1.png", "boxes": [box(label, 5, 5, 10, 10)]}])
+    with pytest.raises(svhn.SvhnError, match=r"1\.png: label must be a digit, or 10 for 0, got"):
+        load(tmp_path)
+    assert nothing_half_written(tmp_path)
+
+
+def test_missing_images_are_named(tmp_path):
+    folder = write_svhn(tmp_path / "train")
+    (folder / "2.png").unlink()
+    with pytest.raises(svhn.SvhnError, match=r"1 of 4 images are missing in .*: 2\.png"):
+        load(tmp_path)
+    assert nothing_half_written(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["truncated", "text", "empty"])
+def test_a_broken_image_is_named(tmp_path, how):
+    folder = write_svhn(tmp_path / "train")
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 60, 3), np.uint8)).save(folder / "3.png")
+    whole = (folder / "3.png").read_bytes()
+    (folder / "3.png").write_bytes({"truncated": whole[:500], "text": b"no image", "empty": b""}[how])
+    with pytest.raises(svhn.SvhnError, match=r"3\.png cannot be read"):
+        load(tmp_path)
+    assert nothing_half_written(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["digitStruct.json", "digitStruct.mat"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'[{"filename": "1.png"}]', b'[{"boxes": []}]'])
+def test_a_broken_structure_is_named(tmp_path, name, content):
+    folder = write_svhn(tmp_path / "train")
+    (folder / "digitStruct.json").unlink()
+    (folder / name).write_bytes(content)
+    with pytest.raises(svhn.SvhnError, match=r"digitStruct\.(json|mat) (is broken|names no image)"):
+        load(tmp_path)
+
+
+# The cache
+
+
+def test_the_cache_follows_the_files(tmp_path):
+    folder = write_svhn(tmp_path / "train")
+    first = load(tmp_path)
+    said = []
+    again = svhn.load("train", tmp_path, say=said.append)
+    assert said == []
+    assert torch.equal(first.loose, again.loose)
+    assert torch.equal(first.labels, again.labels)
+    (folder / "digitStruct.json").write_text(json.dumps(SVHN_ROWS[:2]))
+    assert len(load(tmp_path).labels) == 2
+    Image.new("RGB", (60, 40), "white").save(folder / "1.png")
+    assert load(tmp_path).loose[0].min() == 255
+
+
+def test_crops_can_be_written_to_without_touching_the_file(tmp_path):
+    write_svhn(tmp_path / "train")
+    load(tmp_path).loose.zero_()
+    assert load(tmp_path).loose.max() > 0
+
+
+def test_the_validation_split():
+    trained, held = svhn.validation_split(33_401)
+    assert len(held) == 5000
+    assert sorted(torch.cat([trained, held]).tolist()) == list(range(33_401))
+    assert torch.equal(held, svhn.validation_split(33_401)[1])
+    assert held[:4].tolist() == [7, 12, 13, 18]
+    assert 0.9 < held.double().mean() / (33_401 / 2) < 1.1
+
+
+# The real files, where they are
+
+REAL = Path(os.environ.get("SVHN_FOLDER", ""))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("SVHN_FOLDER"), reason="SVHN_FOLDER does not say where SVHN is")
+@pytest.mark.parametrize(
+    ("split", "lengths", "total"),
+    [("train", [5137, 18130, 8691, 1434, 9], 73_257 - 6), ("test", [2483, 8356, 2081, 146, 2], 26_032)],
+)
+def test_the_real_files(split, lengths, total):
+    svhn.load(split, REAL)
+    begin = time.perf_counter()
+    found = svhn.load(split, REAL)
+    assert time.perf_counter() - begin < 2
+    assert found.lengths.bincount()[1:].tolist() == lengths
+    assert int((found.labels != svhn.NULL).sum()) == total
+    assert len(found.left_out) == (1 if split == "train" else 0)
