@@ -19,6 +19,7 @@ from spatial_transformer.implementations.job import Job
 from tests import cases
 
 fused = pytest.importorskip("spatial_transformer.implementations.fused_numba", exc_type=ImportError)
+fused_threads = pytest.importorskip("spatial_transformer.implementations.cpu.threads", exc_type=ImportError)
 
 IN = {2: (7, 6), 3: (4, 5, 6)}
 OUT = {2: (5, 8), 3: (4, 3, 5)}
@@ -263,7 +264,7 @@ def threads():
 @pytest.mark.parametrize("pool", [False, True])
 def test_the_same_bits_with_every_number_of_threads(shape, pool, threads, monkeypatch):
     if pool:
-        monkeypatch.setattr(fused, "_parallel", None)
+        monkeypatch.setattr(fused_threads, "_parallel", None)
     for kind in KINDS:
         for padding in ("zeros", "border"):
             for dtype in (torch.float32, torch.bfloat16):
@@ -285,7 +286,7 @@ def test_the_same_bits_every_run():
 @pytest.mark.parametrize("pool", [False, True])
 def test_several_threads_at_once(pool, monkeypatch):
     if pool:
-        monkeypatch.setattr(fused, "_parallel", None)
+        monkeypatch.setattr(fused_threads, "_parallel", None)
     calls = [big_call(shape=(2, 3, 64, 64 + k)) for k in range(4)]
     expected = [run() for run in calls]
     wrong = []

@@ -41,20 +41,31 @@ IMPLEMENTATIONS = {
     "torch_native": {"reference"},
     "operators": {"reference", "fused_triton", "fused_numba", "job"},
     "fused_triton": {"reference", "job"},
-    "fused_numba": {"reference", "job"},
+    "fused_numba": {"reference", "job", "cpu"},
+    "cpu": {"reference", "cpu"},
 }
 
 # What the fused kernels, and what they share, take of the rest of the library.
 FUSED = {
     "job": {"antialias", "coordinates", "matrices"},
     "fused_triton": {"families", "kernels", "matrices"},
-    "fused_numba": {"families", "kernels", "matrices"},
+    "fused_numba": set(),
+    "cpu": {"families", "matrices"},
 }
 
-# An outside package -> the one file that imports it.
-OWNERS = {"triton": "implementations/fused_triton.py", "numba": "implementations/fused_numba.py"}
+# The parts of the CPU kernels import from left to right, never the other way.
+CPU = [
+    "threads", "pull", "scatter", "forward", "taps", "aim", "positions", "plan", "memory", "jit", "__init__",
+]  # fmt: skip
+
+# An outside package -> the files that import it.
+OWNERS = {
+    "triton": ("implementations/fused_triton.py",),
+    "numba": ("implementations/fused_numba.py", "implementations/cpu/"),
+}
 
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
+IMPLEMENTATION_FILES = [file for file in FILES if file.startswith("implementations/")]
 
 
 def imports(file: str) -> set[str]:
@@ -114,35 +125,54 @@ def test_the_package_imports_only_what_is_public():
     assert {parts[0] for parts in own("__init__.py")}.isdisjoint({"cli", "experiments"})
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if file.startswith("implementations/")])
+@pytest.mark.parametrize("file", IMPLEMENTATION_FILES)
 def test_implementations_stand_apart(file):
     used = {parts[1] for parts in own(file) if parts[0] == "implementations" and len(parts) > 1}
-    assert used <= IMPLEMENTATIONS.get(Path(file).stem, set())
+    assert used <= IMPLEMENTATIONS.get(implementation(file), set())
+
+
+def implementation(file: str) -> str:
+    """A file of ``implementations``, or its folder there."""
+    return Path(file).parts[1].removesuffix(".py")
 
 
 @pytest.mark.parametrize("name", FUSED)
 def test_fused_files_take_little_of_the_library(name):
-    used = {parts[0] for parts in own(f"implementations/{name}.py") if parts[0] != "implementations"}
+    files = [file for file in IMPLEMENTATION_FILES if implementation(file) == name]
+    assert files
+    used = {parts[0] for file in files for parts in own(file) if parts[0] != "implementations"}
     assert used <= FUSED[name]
 
 
-@pytest.mark.parametrize("name", ["fused_triton", "fused_numba"])
+@pytest.mark.parametrize("name", CPU)
+def test_parts_of_the_cpu_kernels_import_one_way(name):
+    used = {parts[2] for parts in own(f"implementations/cpu/{name}.py") if parts[1:2] == ("cpu",)}
+    assert used <= set(CPU[CPU.index(name) + 1 :])
+
+
+def test_every_part_of_the_cpu_kernels_has_its_place():
+    assert {Path(file).stem for file in IMPLEMENTATION_FILES if implementation(file) == "cpu"} == set(CPU)
+
+
+@pytest.mark.parametrize("name", ["fused_triton", "fused_numba", "cpu"])
 def test_kernels_take_constants_of_the_reference(name):
     """Not its functions: kernels that call what they are compared with prove nothing."""
-    tree = ast.parse((ROOT / f"implementations/{name}.py").read_text())
+    files = [file for file in IMPLEMENTATION_FILES if implementation(file) == name]
     taken = {
         alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module in ("reference", None)
+        for file in files
+        for node in ast.walk(ast.parse((ROOT / file).read_text()))
+        if isinstance(node, ast.ImportFrom)
         for alias in node.names
+        if "reference" in (node.module, alias.name)
     }
     assert all(taken_name.isupper() for taken_name in taken), taken
 
 
 @pytest.mark.parametrize("package", OWNERS)
-def test_triton_and_numba_are_imported_in_their_own_file_only(package):
+def test_triton_and_numba_are_imported_in_their_own_files_only(package):
     users = {file for file in FILES for name in imports(file) if name.split(".")[0] == package}
-    assert users <= {OWNERS[package]}
+    assert all(file.startswith(OWNERS[package]) for file in users)
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if file.startswith("experiments/")])
