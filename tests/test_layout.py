@@ -55,7 +55,8 @@ FUSED = {
 
 # The parts of the CPU kernels import from left to right, never the other way.
 CPU = [
-    "threads", "pull", "scatter", "forward", "taps", "aim", "positions", "plan", "memory", "jit", "__init__",
+    "bundles", "planes", "patches", "pull", "scatter", "forward", "taps", "aim", "positions", "threads",
+    "plan", "lanes", "memory", "jit", "__init__",
 ]  # fmt: skip
 
 # An outside package -> the files that import it.

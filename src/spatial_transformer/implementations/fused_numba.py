@@ -28,7 +28,7 @@ import zlib
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -38,10 +38,14 @@ from numba.core import event
 from torch import Tensor
 
 from . import cpu
+from .cpu.bundles import backward_bundles, forward_bundles
 from .cpu.forward import forward_items
 from .cpu.jit import FLAGS
+from .cpu.lanes import CORNERS, LANES
 from .cpu.memory import REAL, STORED
+from .cpu.patches import MARGIN, room_size
 from .cpu.plan import ANY, COMMON, KERNELS, KINDS, LINES, PADDINGS, PLAN, TAPS, Planned
+from .cpu.planes import backward_planes, forward_planes
 from .cpu.pull import pull_items
 from .cpu.scatter import scatter_items
 from .cpu.threads import SMALL, spread
@@ -51,7 +55,14 @@ from .job import Job, empty_output, near_one, source_axes, w_steps
 def forward(image: Tensor, numbers: Tensor, basis: Tensor | None, fill: Tensor | None, job: Job) -> Tensor:
     """[N, T, C, *size], see ``Job``"""
     output = roomy(empty_output(image, numbers.shape[1], job.size))
-    plan = planned(job, image.shape, image.stride(), output.stride(), *layout(numbers, basis))
+    known = job, image.shape, image.stride(), output.stride(), *layout(numbers, basis)
+    patched = patches_for(*known)
+    if patched is not None:
+        kernel = compiled(f"forward_{patched.way}", True, image.dtype, numbers.dtype)
+        places = image.data_ptr(), output.data_ptr(), numbers.data_ptr()
+        spread(kernel, patched.plan, places, patched.items, output.numel())
+        return output
+    plan = planned(*known)
     arguments = (
         image.data_ptr(),
         numbers.data_ptr(),
@@ -79,12 +90,17 @@ def backward(
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of image, numbers and basis that are wanted."""
-    to_image = to_numbers = to_basis = None
+    to_numbers = to_basis = None
     known = job, image.shape, image.stride(), cotangent.stride(), *layout(numbers, basis)
     dtypes, work = (image.dtype, numbers.dtype), cotangent.numel()
     threads = torch.get_num_threads() if work > SMALL else 1
-    if wanted[0]:
-        to_image = roomy(torch.empty_like(image))
+    to_image = roomy(torch.empty_like(image)) if wanted[0] else None
+    patched = patches_for(*known, None if to_image is None else to_image.stride(), backward=True)
+    if patched is not None:
+        if wanted[0] or wanted[1]:
+            to_numbers = back_by_patches(patched, cotangent, image, numbers, to_image, wanted[1])
+        return to_image, to_numbers, None
+    if to_image is not None:
         plan = planned(
             *known, to_image=to_image.stride(), direct=image.dtype == numbers.dtype, threads=threads
         )
@@ -113,6 +129,19 @@ def backward(
             compiled("pull", plan.common, *dtypes), plan, (*sources, 0, to_basis.data_ptr()), plan.parts, work
         )
     return to_image, to_numbers, to_basis
+
+
+def back_by_patches(
+    patched: Patched, cotangent: Tensor, image: Tensor, numbers: Tensor, to_image: Tensor | None, want: bool
+) -> Tensor | None:
+    """Fills the image's gradient where there is room for it, and gives that of the numbers if wanted."""
+    partial = numbers.new_empty(*numbers.shape, patched.plan.parts) if want else None
+    kernel = compiled(f"backward_{patched.way}", True, image.dtype, numbers.dtype)
+    places = image.data_ptr(), cotangent.data_ptr(), numbers.data_ptr(), address(to_image), address(partial)
+    spread(kernel, patched.plan, places, patched.items, cotangent.numel())
+    if partial is None:
+        return None
+    return partial.squeeze(-1) if patched.plan.parts == 1 else partial.sum(-1)
 
 
 # Memory for results
@@ -230,6 +259,65 @@ def planned(
     return Planned(record, record.ctypes.data, words, batch * numbers_shape[1], parts, images * bands, common)
 
 
+class Patched(NamedTuple):
+    """How a call is done by ``patches``."""
+
+    way: str
+    plan: Planned
+    items: int
+
+
+FEW = 8  # channels from which on they are read side by side
+PATCH = 2**20  # numbers of the largest patch: 4 MB, which two threads' share of a last-level cache holds
+ENOUGH = 16  # work items; with fewer an output's rows are spread over threads
+
+
+@lru_cache(maxsize=1024)
+def patches_for(
+    job: Job,
+    shape: tuple[int, ...],
+    image: tuple[int, ...],
+    output: tuple[int, ...],
+    real: torch.dtype,
+    numbers_shape: tuple[int, ...],
+    numbers: tuple[int, ...],
+    basis: tuple[int, int, int],
+    to_image: tuple[int, ...] | None = None,
+    *,
+    backward: bool = False,
+) -> Patched | None:
+    """Whether and how a call is done by patches. Shapes decide, not threads: bits do not depend on those."""
+    affine = job.kind == "matrix" and numbers_shape[2] == 2 and len(shape) == 4
+    plain = job.kernel == "bilinear" and job.padding == "zeros" and not job.antialias
+    if not affine or not plain or any(strides[-1] != 1 for strides in (image, output, to_image or image)):
+        return None
+    batch, channels, height, width = shape
+    pixels = (height + 2 * MARGIN) * (width + 2 * MARGIN)
+    if channels < FEW:
+        block, slots = 1, CORNERS if backward else 0
+        if not backward and batch >= ENOUGH:  # positions are computed once for all
+            block = min(channels, max(1, PATCH // pixels))
+    else:
+        block, slots = LANES, LANES if backward else 0
+    parts = -(-channels // block)
+    if pixels * block > PATCH or batch * parts < ENOUGH:
+        return None
+    plan = planned(
+        job, shape, image, output, real, numbers_shape, numbers, basis,
+        to_image=to_image, to_numbers=(*(parts * stride for stride in dense(numbers_shape)), 1),
+    )  # fmt: skip
+    record = plan.record.copy()
+    words = plan.words + room_size(job.size[1], (width, height), block, slots)
+    record["parts"], record["block"], record["words"] = parts, block, words
+    plan = plan._replace(record=record, place=record.ctypes.data, words=words, parts=parts)
+    return Patched("planes" if channels < FEW else "bundles", plan, batch * parts)
+
+
+def dense(shape: tuple[int, ...]) -> list[int]:
+    """The strides of a tensor without gaps."""
+    return [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+
+
 def three(values: Sequence[float], rest: float) -> tuple[Any, ...]:
     """x, y, z: an image of two axes has no z."""
     return (*values, *[rest] * (3 - len(values)))
@@ -263,7 +351,7 @@ def sources() -> tuple[int, ...]:
 def compiled(kernel: str, common: bool, stored_dtype: torch.dtype, real_dtype: torch.dtype) -> Any:
     """A kernel for these dtypes, as a C function of a call's address; kept on disk where there is a place."""
     stored, zero, variant = STORED[stored_dtype], REAL[real_dtype], COMMON if common else ANY
-    version = sources()
+    size, version = real_dtype.itemsize, sources()
 
     def forward(p_call: int) -> None:
         forward_items(p_call, stored, zero, variant, version)
@@ -274,7 +362,27 @@ def compiled(kernel: str, common: bool, stored_dtype: torch.dtype, real_dtype: t
     def pull(p_call: int) -> None:
         pull_items(p_call, stored, zero, variant, version)
 
-    function = {"forward": forward, "scatter": scatter, "pull": pull}[kernel]
+    def forward_by_planes(p_call: int) -> None:
+        forward_planes(p_call, stored, zero, size, version)
+
+    def backward_by_planes(p_call: int) -> None:
+        backward_planes(p_call, stored, zero, size, version)
+
+    def forward_by_bundles(p_call: int) -> None:
+        forward_bundles(p_call, stored, zero, size, version)
+
+    def backward_by_bundles(p_call: int) -> None:
+        backward_bundles(p_call, stored, zero, size, version)
+
+    function = {
+        "forward": forward,
+        "scatter": scatter,
+        "pull": pull,
+        "forward_planes": forward_by_planes,
+        "backward_planes": backward_by_planes,
+        "forward_bundles": forward_by_bundles,
+        "backward_bundles": backward_by_bundles,
+    }[kernel]
     signature = types.void(types.int64)
     try:
         return numba.cfunc(signature, cache=True, **FLAGS)(function)
