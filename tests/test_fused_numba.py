@@ -242,7 +242,7 @@ PATCHES = [
     ("planes", (16, 1, 28, 28), (28, 28), 1),
     ("planes", (8, 3, 5, 7), (9, 37), 2),
     ("planes", (17, 2, 1, 1), (3, 3), 1),
-    ("planes", (16, 1, 33, 16), (16, 16), 1),
+    ("planes", (16, 1, 31, 16), (16, 16), 1),
     ("bundles", (4, 64, 32, 32), (32, 32), 1),
     ("bundles", (16, 9, 5, 7), (9, 37), 2),
     ("bundles", (16, 20, 1, 3), (4, 17), 1),
@@ -259,18 +259,20 @@ def patch_call(shape, size, copies, dtype=torch.float32, *, align_corners=False)
     return image, numbers, *rest, job
 
 
-def way_of(image, numbers, job):
+def way_of(image, numbers, job, *, backward=False):
     output = fused.empty_output(image, numbers.shape[1], job.size)
-    found = fused.patches_for(job, image.shape, image.stride(), output.stride(), *fused.layout(numbers, None))
+    known = job, image.shape, image.stride(), output.stride(), *fused.layout(numbers, None)
+    found = fused.patches_for(*known, backward=backward)
     return found and found.way
 
 
+@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(("way", "shape", "size", "copies"), PATCHES, ids=str)
 def test_patches(way, shape, size, copies):
     for align_corners in (False, True):
         for dtype in cases.DTYPES:
             *call, job = patch_call(shape, size, copies, dtype, align_corners=align_corners)
-            assert way_of(call[0], call[1], job) == way
+            assert way_of(call[0], call[1], job) == way_of(call[0], call[1], job, backward=True) == way
             found, expected = both(*call, job)
             agree(found, expected, TOLERANCES[dtype])
             if dtype in (torch.bfloat16, torch.float16):  # sums are not rounded to a half on their way
@@ -303,6 +305,13 @@ def test_patches_of_one_pixel_stay_where_they_are():
     assert (found[2][0] == 0).all()
 
 
+def test_small_crops_of_large_images_are_not_patched():
+    for length, forward, backward in ((64, "planes", "planes"), (32, "planes", None), (16, None, None)):
+        image, numbers, *_, job = patch_call((16, 1, 64, 64), (length, length), 1)
+        assert way_of(image, numbers, job) == forward
+        assert way_of(image, numbers, job, backward=True) == backward
+
+
 @pytest.mark.parametrize("channels", [1, 9])
 def test_patches_identity_is_exact(channels):
     for dtype in cases.DTYPES:
@@ -320,6 +329,7 @@ def test_patches_identity_is_exact(channels):
             assert torch.equal(back, cotangent[:, 0])
 
 
+@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("channels", [3, 20])
 def test_patches_give_what_is_wanted_and_read_no_further(channels):
     *call, job = patch_call((16, channels, 11, 13), (10, 19), 2)
@@ -332,6 +342,10 @@ def test_patches_give_what_is_wanted_and_read_no_further(channels):
     framed = torch.full((16, 2, channels, 12, 21), math.nan)
     framed[..., 1:-1, 1:-1] = cotangent
     both_wanted = fused.backward(cotangent, image, numbers, basis, fill, job, (True, True, False))
+    slanted = numbers.transpose(0, 3).contiguous().transpose(0, 3)
+    of_slanted = fused.backward(cotangent, image, slanted, basis, fill, job, (True, True, False))[1]
+    assert torch.equal(of_slanted, both_wanted[1])
+    assert of_slanted.stride() == torch.empty_like(slanted).stride()  # as its fake implementation says
     assert torch.equal(
         fused.forward(shown, numbers, basis, fill, job), fused.forward(image, numbers, basis, fill, job)
     )
@@ -419,7 +433,8 @@ def test_only_wanted_gradients(monkeypatch):
     job = job_of("points", 2)
     image, numbers, basis, fill = tensors("points", 2, job)
     cotangent = torch.rand(2, 2, 3, *job.size, dtype=torch.float64)
-    kernels = {k: fused.compiled(k, False, torch.float64, torch.float64) for k in ("scatter", "pull")}
+    dtypes = torch.float64, torch.float64
+    kernels = {k: fused.compiled(k, fused.PLACED, *dtypes) for k in ("scatter", "pull")}
     for wanted, expected in (
         ((True, False, False), ["scatter"]),
         ((False, True, False), ["pull"]),
@@ -503,7 +518,8 @@ call().sum().backward()
 def test_kernels_are_kept_on_disk(tmp_path):
     code = (
         CALL
-        + "with torch.no_grad(): call()\nkernel = 'forward', True, torch.float32, torch.float32\n"
+        + "with torch.no_grad(): call()\n"
+        + "kernel = 'forward', fused_numba.COMMON, torch.float32, torch.float32\n"
         + "print(fused_numba.compiled(*kernel).cache_hits)"
     )
     first = python(code, NUMBA_CACHE_DIR=str(tmp_path))

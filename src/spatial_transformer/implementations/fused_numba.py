@@ -6,8 +6,10 @@ Three kernels, each over work items that share no memory they write:
 - ``scatter_items``, the image's gradient: blocks of channels of one image, or bands of its pixels;
 - ``pull_items``, the gradient of numbers and basis: blocks of output rows.
 
+Most small 2D warps are done by others, which take both gradients in one pass: see ``cpu.patches``.
+
 All go through the output row by row. ``place_row`` gives a row's source positions and ``aim_row`` tells which
-of its pixels have all taps in the image. Those are read by plain loops along the row, channel after channel,
+of its pixels have all taps in the image. Those are read by vectors along the row, channel after channel,
 from offsets and weights computed once. Others, and all pixels where channels lie innermost or the kernel is
 widened, are read one by one with a loop over the channels inside.
 
@@ -44,7 +46,7 @@ from .cpu.jit import FLAGS
 from .cpu.lanes import CORNERS, LANES
 from .cpu.memory import REAL, STORED
 from .cpu.patches import MARGIN, room_size
-from .cpu.plan import ANY, COMMON, KERNELS, KINDS, LINES, PADDINGS, PLAN, TAPS, Planned
+from .cpu.plan import ANY, COMMON, KERNELS, KINDS, LINES, PADDINGS, PLACED, PLAN, TAPS, Planned, Variant
 from .cpu.planes import backward_planes, forward_planes
 from .cpu.pull import pull_items
 from .cpu.scatter import scatter_items
@@ -58,7 +60,7 @@ def forward(image: Tensor, numbers: Tensor, basis: Tensor | None, fill: Tensor |
     known = job, image.shape, image.stride(), output.stride(), *layout(numbers, basis)
     patched = patches_for(*known)
     if patched is not None:
-        kernel = compiled(f"forward_{patched.way}", True, image.dtype, numbers.dtype)
+        kernel = compiled(f"forward_{patched.way}", COMMON, image.dtype, numbers.dtype)
         places = image.data_ptr(), output.data_ptr(), numbers.data_ptr()
         spread(kernel, patched.plan, places, patched.items, output.numel())
         return output
@@ -71,7 +73,7 @@ def forward(image: Tensor, numbers: Tensor, basis: Tensor | None, fill: Tensor |
         output.data_ptr(),
     )
     spread(
-        compiled("forward", plan.common, image.dtype, numbers.dtype),
+        compiled("forward", plan.variant, image.dtype, numbers.dtype),
         plan,
         arguments,
         plan.transforms * plan.parts,
@@ -105,7 +107,7 @@ def backward(
             *known, to_image=to_image.stride(), direct=image.dtype == numbers.dtype, threads=threads
         )
         places = to_image.data_ptr(), cotangent.data_ptr(), numbers.data_ptr(), address(basis)
-        spread(compiled("scatter", plan.common, *dtypes), plan, places, plan.pieces, work)
+        spread(compiled("scatter", plan.variant, *dtypes), plan, places, plan.pieces, work)
     if job.kernel == "nearest":  # no slope anywhere
         to_numbers = torch.zeros_like(numbers) if wanted[1] else None
         to_basis = torch.zeros_like(basis) if basis is not None and wanted[2] else None
@@ -119,14 +121,18 @@ def backward(
             partial = numbers.new_empty(*numbers.shape, plan.parts)
             plan = planned(*known, to_numbers=partial.stride())
         items = plan.transforms * plan.parts
-        spread(compiled("pull", plan.common, *dtypes), plan, (*sources, partial.data_ptr(), 0), items, work)
+        spread(compiled("pull", plan.variant, *dtypes), plan, (*sources, partial.data_ptr(), 0), items, work)
         if partial is not to_numbers:
             torch.sum(partial, -1, out=to_numbers)
     if basis is not None and wanted[2]:
         to_basis = torch.empty_like(basis)
         plan = planned(*known, to_basis=to_basis.stride(), threads=threads)
         spread(
-            compiled("pull", plan.common, *dtypes), plan, (*sources, 0, to_basis.data_ptr()), plan.parts, work
+            compiled("pull", plan.variant, *dtypes),
+            plan,
+            (*sources, 0, to_basis.data_ptr()),
+            plan.parts,
+            work,
         )
     return to_image, to_numbers, to_basis
 
@@ -136,12 +142,13 @@ def back_by_patches(
 ) -> Tensor | None:
     """Fills the image's gradient where there is room for it, and gives that of the numbers if wanted."""
     partial = numbers.new_empty(*numbers.shape, patched.plan.parts) if want else None
-    kernel = compiled(f"backward_{patched.way}", True, image.dtype, numbers.dtype)
+    kernel = compiled(f"backward_{patched.way}", COMMON, image.dtype, numbers.dtype)
     places = image.data_ptr(), cotangent.data_ptr(), numbers.data_ptr(), address(to_image), address(partial)
     spread(kernel, patched.plan, places, patched.items, cotangent.numel())
     if partial is None:
         return None
-    return partial.squeeze(-1) if patched.plan.parts == 1 else partial.sum(-1)
+    found = partial.squeeze(-1) if patched.plan.parts == 1 else partial.sum(-1)
+    return found if numbers.is_contiguous() else torch.empty_like(numbers).copy_(found)
 
 
 # Memory for results
@@ -227,7 +234,8 @@ def planned(
     scratch = channels if direct else block * -(-outermost // bands) * math.prod(in_size[1:])
     most = 2 * (math.ceil((2 if job.kernel == "bicubic" else 1) * job.limit) + 1)
     every = most ** len(in_size) + 4
-    words = LINES * out[0] + TAPS + 12 * most + 2 * every + 8 * rows + scratch
+    pitch = (-(-out[0] // LANES) + 1) * LANES
+    words = LINES * pitch + TAPS + 12 * most + 2 * every + 8 * rows + scratch
 
     record = np.zeros(1, PLAN)
     plan = record[0]
@@ -241,22 +249,24 @@ def planned(
     plan["batch"], plan["copies"], plan["channels"], plan["rows"] = batch, numbers_shape[1], channels, rows
     plan["columns"] = len(in_size) + 1 if job.kind == "matrix" else len(in_size)
     plan["most"], plan["all"], plan["words"], plan["thickness"] = most, every, words, -(-outermost // bands)
-    plan["parts"], plan["block"], plan["bands"] = parts, block, bands
+    plan["parts"], plan["block"], plan["bands"], plan["pitch"] = parts, block, bands, pitch
     plan["lengths"], plan["out"] = lengths, out
     plan["image"], plan["gradient"] = image_strides(image), image_strides(to_image or image)
     plan["output"] = *three(output[:2:-1], 0), output[2], output[1], output[0]
     plan["numbers"] = number_strides(job, numbers)
     plan["to_numbers"] = number_strides(job, to_numbers or numbers)
     plan["basis"], plan["to_basis"] = basis, to_basis or basis
-    common = (
-        bool(plan["by_rows"]) and job.kind == "matrix" and rows == len(in_size) and job.kernel == "bilinear"
-    )
+    variant: Variant = ANY
+    if plan["by_rows"] and job.kernel == "bilinear":
+        variant = COMMON if job.kind == "matrix" and rows == len(in_size) else PLACED
     along, w = source_axes(in_size, job), w_steps(in_size, job)
     for a, axis in enumerate(along):
         plan["middle"][a], plan["half_span"][a], plan["still"][a] = axis.middle, axis.half_span, axis.still
         plan["steps"][a] = *three(axis.steps[:-1], 0), axis.steps[-1]
     plan["steps"][3] = *three(w[:-1], 0), w[-1]
-    return Planned(record, record.ctypes.data, words, batch * numbers_shape[1], parts, images * bands, common)
+    return Planned(
+        record, record.ctypes.data, words, batch * numbers_shape[1], parts, images * bands, variant
+    )
 
 
 class Patched(NamedTuple):
@@ -270,6 +280,9 @@ class Patched(NamedTuple):
 FEW = 8  # channels from which on they are read side by side
 PATCH = 2**20  # numbers of the largest patch: 4 MB, which two threads' share of a last-level cache holds
 ENOUGH = 16  # work items; with fewer an output's rows are spread over threads
+# Times that an output may be smaller than its image, forward and backward: a crop does not read all that is
+# copied, and its gradient is zero elsewhere.
+SMALLER = 4, 2
 
 
 @lru_cache(maxsize=1024)
@@ -300,14 +313,16 @@ def patches_for(
     else:
         block, slots = LANES, LANES if backward else 0
     parts = -(-channels // block)
-    if pixels * block > PATCH or batch * parts < ENOUGH:
+    if pixels * max(block, slots) > PATCH or batch * parts < ENOUGH:
+        return None
+    if SMALLER[backward] * math.prod(job.size) * numbers_shape[1] < height * width:
         return None
     plan = planned(
         job, shape, image, output, real, numbers_shape, numbers, basis,
         to_image=to_image, to_numbers=(*(parts * stride for stride in dense(numbers_shape)), 1),
     )  # fmt: skip
     record = plan.record.copy()
-    words = plan.words + room_size(job.size[1], (width, height), block, slots)
+    words = plan.words + room_size(job.size[1], (width, height), block, slots, real.itemsize)
     record["parts"], record["block"], record["words"] = parts, block, words
     plan = plan._replace(record=record, place=record.ctypes.data, words=words, parts=parts)
     return Patched("planes" if channels < FEW else "bundles", plan, batch * parts)
@@ -337,7 +352,7 @@ def number_strides(job: Job, strides: tuple[int, ...]) -> tuple[int, ...]:
 # Compilation
 
 
-def sources() -> tuple[int, ...]:
+def _sources() -> tuple[int, ...]:
     """A number that changes with the text of the kernels' parts.
 
     Numba keeps kernels for as long as the file they are put together in, this one, does not change; and for
@@ -347,11 +362,14 @@ def sources() -> tuple[int, ...]:
     return (zlib.crc32(text),)
 
 
+SOURCES = _sources()  # of the text that was imported, not of what may have taken its place since
+
+
 @cache
-def compiled(kernel: str, common: bool, stored_dtype: torch.dtype, real_dtype: torch.dtype) -> Any:
+def compiled(kernel: str, variant: Variant, stored_dtype: torch.dtype, real_dtype: torch.dtype) -> Any:
     """A kernel for these dtypes, as a C function of a call's address; kept on disk where there is a place."""
-    stored, zero, variant = STORED[stored_dtype], REAL[real_dtype], COMMON if common else ANY
-    size, version = real_dtype.itemsize, sources()
+    stored, zero = STORED[stored_dtype], REAL[real_dtype]
+    size, version = real_dtype.itemsize, SOURCES
 
     def forward(p_call: int) -> None:
         forward_items(p_call, stored, zero, variant, version)

@@ -8,7 +8,21 @@ import numpy as np
 
 from ..reference import FAR
 from .jit import jit
-from .memory import get, int32, int64, put, uint32
+from .lanes import (
+    LANES,
+    both_of,
+    every,
+    floor_lanes,
+    get_lanes,
+    held_lanes,
+    minus,
+    plus,
+    put_lanes,
+    times,
+    whole_lanes,
+    within,
+)
+from .memory import Tag, get, int32, int64, put, uint32
 from .plan import (
     BESIDE,
     BICUBIC,
@@ -16,7 +30,6 @@ from .plan import (
     BORDER,
     CIRCULAR,
     CUBIC,
-    INSIDE,
     INSIDE_PIXEL,
     MARK,
     NEAREST,
@@ -41,6 +54,7 @@ class Aim(NamedTuple):
     low: int  # none counts before this
     none: int  # nor after so many
     stride: int
+    far: float  # FAR as a real number
 
 
 @jit
@@ -52,7 +66,8 @@ def aim_at(work: Work, a: int) -> Aim:
     lowest, none = low - after, high - low + before + after
     if not plan.beyond:  # what is outside is padded from anywhere
         lowest, none = int64(-FAR - 1), int64(2**32 - 1)
-    return Aim(first, many, int32(lowest), uint32(none), int32(work.strides[a]))
+    far = type(work.zero)(FAR)
+    return Aim(first, many, int32(lowest), uint32(none), int32(work.strides[a]), far)
 
 
 @jit
@@ -64,22 +79,19 @@ def reach(kernel: int) -> tuple[int, int]:
 
 
 @jit
-def aimed(x: float, aim: Aim) -> tuple[float, int, bool, bool]:
-    """How far right of its pixel a position is, the pixel's offset, whether all taps count, whether none."""
-    far = type(x)(FAR)
-    held = x if x > -far else -far  # NaN too: no whole number is made of it
-    held = held if held < far else far
-    left = np.floor(held)
-    i = int32(left)
-    inside = uint32(int32(i - aim.first)) < aim.many
-    missed = uint32(int32(i - aim.low)) >= aim.none
-    return held - left, int32(i * aim.stride), inside, missed
+def aimed(x: Tag, aim: Aim) -> tuple[Tag, Tag, Tag, Tag]:
+    """How far right of their pixels positions are, those' offsets, whether all taps count, whether any."""
+    x = held_lanes(x, every(-aim.far), every(aim.far))  # NaN too: no whole number is made of it
+    left = floor_lanes(x)
+    i = whole_lanes(left)
+    inside, some = within(i, aim.first, aim.many), within(i, aim.low, aim.none)
+    return minus(x, left), times(i, every(aim.stride)), inside, some
 
 
 @jit
-def marked(inside: bool, missed: bool) -> int:
-    mark = int32(INSIDE) if inside else int32(BESIDE)
-    return int32(NOWHERE) if missed else mark
+def marked(inside: Tag, some: Tag) -> Tag:
+    """INSIDE, BESIDE or NOWHERE; what is inside counts."""
+    return minus(minus(every(int32(NOWHERE)), some), inside)
 
 
 @jit
@@ -90,7 +102,7 @@ def aim_row(work: Work, steep: bool, variant: Variant) -> None:
     if not plan.by_rows:
         fill_line(p_mark, width, int32(BESIDE))
         return
-    if len(variant) > 0:
+    if len(variant) > 1:
         weigh_row(work, steep)
     aim_x, aim_y, aim_z = aim_at(work, 0), aim_at(work, 1), aim_at(work, plan.dims - 1)
     p_x, p_y, p_z = line(work, POSITION), line(work, POSITION + 1), line(work, POSITION + 2)
@@ -100,25 +112,21 @@ def aim_row(work: Work, steep: bool, variant: Variant) -> None:
         line(work, INSIDE_PIXEL + 2),
     )
     before = int32(reach(plan.kernel)[0] * (work.strides[0] + work.strides[1]))
-    if plan.dims == 2:
-        for j in range(width):
-            right, o_x, inside_x, missed_x = aimed(get(p_x, j, zero), aim_x)
-            below, o_y, inside_y, missed_y = aimed(get(p_y, j, zero), aim_y)
-            put(p_right, j, right)
-            put(p_below, j, below)
-            put(p_offset, j, int32(int32(o_x + o_y) - before))
-            put(p_mark, j, marked(inside_x & inside_y, missed_x | missed_y))
-    else:
+    if plan.dims == 3:
         before = int32(before + reach(plan.kernel)[0] * work.strides[2])
-        for j in range(width):
-            right, o_x, inside_x, missed_x = aimed(get(p_x, j, zero), aim_x)
-            below, o_y, inside_y, missed_y = aimed(get(p_y, j, zero), aim_y)
-            behind, o_z, inside_z, missed_z = aimed(get(p_z, j, zero), aim_z)
-            put(p_right, j, right)
-            put(p_below, j, below)
-            put(p_behind, j, behind)
-            put(p_offset, j, int32(int32(int32(o_x + o_y) + o_z) - before))
-            put(p_mark, j, marked(inside_x & inside_y & inside_z, missed_x | missed_y | missed_z))
+    for j in range(0, width, LANES):
+        right, o_x, inside_x, some_x = aimed(get_lanes(p_x, j, zero), aim_x)
+        below, o_y, inside_y, some_y = aimed(get_lanes(p_y, j, zero), aim_y)
+        put_lanes(p_right, j, right)
+        put_lanes(p_below, j, below)
+        o = minus(plus(o_x, o_y), every(before))
+        inside, some = both_of(inside_x, inside_y), both_of(some_x, some_y)
+        if plan.dims == 3:
+            behind, o_z, inside_z, some_z = aimed(get_lanes(p_z, j, zero), aim_z)
+            put_lanes(p_behind, j, behind)
+            o, inside, some = plus(o, o_z), both_of(inside, inside_z), both_of(some, some_z)
+        put_lanes(p_offset, j, o)
+        put_lanes(p_mark, j, marked(inside, some))
     if plan.bands > 1 and not plan.beyond:
         skip_other_bands(work)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .jit import jit
 from .lanes import (
     LANES,
+    blend,
     every,
     get_lanes,
     minus,
@@ -20,7 +21,7 @@ from .lanes import (
 from .memory import Tag, get, int32, int64, put
 from .patches import Room, aim_patch, first_pixel, room_in, rounded_up, zeros
 from .plan import Work, found_line, next_item, output_row, own_memory, place_in, plan_of
-from .planes import add_moments, blend
+from .planes import add_moments
 from .positions import centred, settle_numbers
 from .pull import give_numbers
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .aim import aim_row, run_end
 from .jit import jit, jit_blend
-from .memory import Tag, add, get, int32, int64, is_half, load, pair, put, store
+from .lanes import LANES, blend, get_lanes, squares, write_lanes
+from .memory import Tag, add, get, int32, int64, load, put, store
 from .plan import (
     BESIDE,
     BILINEAR,
@@ -15,7 +16,6 @@ from .plan import (
     NEAREST,
     NOWHERE,
     OFFSET,
-    SUMS,
     TAP_WEIGHT,
     WEIGHT,
     Run,
@@ -39,9 +39,9 @@ from .taps import beside_at, beside_run, between, kept, kept_beside, pixel_taps,
 @jit_blend
 def square_at(p: int, o: int, s_x: int, s_y: int, x: float, y: float, stored: Tag) -> float:
     """Bilinear interpolation in a square of pixels."""
-    a, b = pair(p, o, s_x, stored, x)
-    c, d = pair(p, o + s_y, s_x, stored, x)
-    return between(between(a, b, x), between(c, d, x), y)
+    above = between(load(p, o, stored, x), load(p, o + s_x, stored, x), x)
+    o += s_y
+    return between(above, between(load(p, o, stored, x), load(p, o + s_x, stored, x), x), y)
 
 
 @jit_blend
@@ -54,46 +54,23 @@ def read_nearest(work: Work, run: Run) -> None:
             store(work.output, o_v + j * s_v, work.stored, value)
 
 
-@jit
-def give(work: Work, o_v: int, s_v: int, j: int, value: float) -> None:
-    """A value for an output pixel. Halves wait in a line, to be rounded as vectors."""
-    if is_half(work.stored):
-        put(line(work, SUMS), j, value)
-    else:
-        store(work.output, o_v + j * s_v, work.stored, value)
-
-
-@jit
-def give_later(work: Work, run: Run, o_v: int, s_v: int) -> None:
-    if is_half(work.stored):
-        p_line = line(work, SUMS)
-        for j in range(run.start, run.stop):
-            store(work.output, o_v + j * s_v, work.stored, get(p_line, j, work.zero))
-
-
 @jit_blend
-def read_squares(work: Work, run: Run, s_x: int, s_v: int) -> None:
-    """Strides of 1 are given as such: pairs of pixels are one load then."""
-    s_y, s_u, s_c, zero = work.strides[1], work.strides[3], work.plan.output[3], work.zero
+def read_squares(work: Work, run: Run) -> None:
+    s_x, s_y, s_u, zero = work.strides[0], work.strides[1], work.strides[3], work.zero
+    s_v, s_c = work.plan.output[0], work.plan.output[3]
     p_offset, p_x, p_y = line(work, OFFSET), line(work, INSIDE_PIXEL), line(work, INSIDE_PIXEL + 1)
     for c in range(run.first, run.last):
         o_u, o_v = run.o_u + c * s_u, run.o_v + c * s_c
         for j in range(run.start, run.stop):
             o = o_u + get(p_offset, j, int32(0))
             value = square_at(work.image, o, s_x, s_y, get(p_x, j, zero), get(p_y, j, zero), work.stored)
-            give(work, o_v, s_v, j, value)
-        give_later(work, run, o_v, s_v)
+            store(work.output, o_v + j * s_v, work.stored, value)
 
 
 @jit_blend
-def read_cubes(work: Work, run: Run, s_x: int, s_v: int) -> None:
-    s_y, s_z, s_u, s_c, zero = (
-        work.strides[1],
-        work.strides[2],
-        work.strides[3],
-        work.plan.output[3],
-        work.zero,
-    )
+def read_cubes(work: Work, run: Run) -> None:
+    s_x, s_y, s_z, s_u = work.strides
+    s_v, s_c, zero = work.plan.output[0], work.plan.output[3], work.zero
     p_offset, p_x, p_y = line(work, OFFSET), line(work, INSIDE_PIXEL), line(work, INSIDE_PIXEL + 1)
     p_z = line(work, INSIDE_PIXEL + 2)
     for c in range(run.first, run.last):
@@ -102,8 +79,30 @@ def read_cubes(work: Work, run: Run, s_x: int, s_v: int) -> None:
             o, x, y = o_u + get(p_offset, j, int32(0)), get(p_x, j, zero), get(p_y, j, zero)
             near = square_at(work.image, o, s_x, s_y, x, y, work.stored)
             far = square_at(work.image, o + s_z, s_x, s_y, x, y, work.stored)
-            give(work, o_v, s_v, j, between(near, far, get(p_z, j, zero)))
-        give_later(work, run, o_v, s_v)
+            store(work.output, o_v + j * s_v, work.stored, between(near, far, get(p_z, j, zero)))
+
+
+@jit
+def square_lanes(work: Work, o: int, j: int, x: Tag, y: Tag) -> Tag:
+    corners = squares(work.image, o, line(work, OFFSET), j, work.strides[1], work.stored, work.zero)
+    return blend(blend(corners[0], corners[1], x), blend(corners[2], corners[3], x), y)
+
+
+@jit
+def read_lanes_of(work: Work, run: Run) -> None:
+    """As ``read_squares`` and ``read_cubes``, LANES neighbours at once; the last ones overlap others."""
+    zero, dims = work.zero, work.plan.dims
+    p_x, p_y, p_z = line(work, INSIDE_PIXEL), line(work, INSIDE_PIXEL + 1), line(work, INSIDE_PIXEL + 2)
+    for c in range(run.first, run.last):
+        o_u, o_v = run.o_u + c * work.strides[3], run.o_v + c * work.plan.output[3]
+        for start in range(run.start, run.stop, LANES):
+            j = min(start, run.stop - LANES)
+            x, y = get_lanes(p_x, j, zero), get_lanes(p_y, j, zero)
+            value = square_lanes(work, o_u, j, x, y)
+            if dims == 3:
+                far = square_lanes(work, o_u + work.strides[2], j, x, y)
+                value = blend(value, far, get_lanes(p_z, j, zero))
+            write_lanes(work.output, o_v + j, LANES, work.stored, value)
 
 
 @jit_blend
@@ -206,16 +205,13 @@ def read_run(work: Work, run: Run, mark: int, variant: Variant) -> None:
         beside_run(work, run)
         read_beside(work, run)
     elif mark == INSIDE and plan.kernel == BILINEAR:
-        if plan.dims == 2:
-            if unit:
-                read_squares(work, run, 1, 1)
-            else:
-                read_squares(work, run, work.strides[0], plan.output[0])
-        elif unit:
-            read_cubes(work, run, 1, 1)
+        if unit and run.stop - run.start >= LANES:
+            read_lanes_of(work, run)
+        elif plan.dims == 2:
+            read_squares(work, run)
         else:
-            read_cubes(work, run, work.strides[0], plan.output[0])
-    elif len(variant) > 0:
+            read_cubes(work, run)
+    elif len(variant) > 1:
         if mark == BESIDE:
             for j in range(run.start, run.stop):
                 read_pixel(work, run, j, pixel_taps(work, j))

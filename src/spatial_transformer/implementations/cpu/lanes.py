@@ -14,8 +14,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import models, register_model
 
-from .jit import code
-from .memory import FLOAT, HALF, WORD, element_pointer
+from .jit import code, jit
+from .memory import FLOAT, HALF, WORD, Tag, element_pointer
 
 LANES = 16
 CORNERS = 4  # of a square of pixels: above left, above right, below left, below right
@@ -139,6 +139,7 @@ def _pointwise(of_reals: str, of_integers: str | None = None) -> Callable[..., A
 plus = code(_pointwise("fadd", "add"))
 minus = code(_pointwise("fsub", "sub"))
 times = code(_pointwise("fmul", "mul"))
+both_of = code(_pointwise("and_", "and_"))
 
 
 @code
@@ -149,6 +150,11 @@ def times_plus(typing_context: Any, first: Any, second: Any, third: Any) -> Any:
         return called(builder, "fmuladd", arguments[0].type, *arguments)
 
     return first(first, first, first), generate
+
+
+@jit
+def blend(first: Tag, second: Tag, share: Tag) -> Tag:
+    return times_plus(share, minus(second, first), first)
 
 
 @code
@@ -179,6 +185,43 @@ def whole_lanes(typing_context: Any, value: Any) -> Any:
         return builder.fptosi(arguments[0], ir.VectorType(WORD, arguments[0].type.count))
 
     return Lanes(types.int32, value.count)(value), generate
+
+
+@code
+def real_lanes(typing_context: Any, value: Any, zero: Any) -> Any:
+    """Real numbers of whole ones."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.sitofp(arguments[0], vector_of(context, zero, value.count))
+
+    return Lanes(zero, value.count)(value, zero), generate
+
+
+@code
+def within(typing_context: Any, value: Any, first: Any, many: Any) -> Any:
+    """1 for the ``many`` (uint32) whole numbers from ``first`` (int32) on, else 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value, first, many = arguments
+        beyond = builder.sub(value, broadcast(builder, value.type, first))
+        return builder.zext(
+            builder.icmp_unsigned("<", beyond, broadcast(builder, value.type, many)), value.type
+        )
+
+    return value(value, types.int32, types.uint32), generate
+
+
+@code
+def held_whole(typing_context: Any, value: Any, low: Any, high: Any) -> Any:
+    """Whole numbers between two bounds."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value = arguments[0]
+        low, high = (broadcast(builder, value.type, bound) for bound in arguments[1:])
+        value = builder.select(builder.icmp_signed(">", value, low), value, low)
+        return builder.select(builder.icmp_signed("<", value, high), value, high)
+
+    return value(value, types.int32, types.int32), generate
 
 
 @code
@@ -313,55 +356,77 @@ def transposed(
     return types.void(integer, integer, integer, integer, integer, integer, like), generate
 
 
+@code
+def from_lane(typing_context: Any, first: Any, value: Any) -> Any:
+    """Zero in the lanes before one."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = arguments[1].type
+        return builder.select(lanes_before(builder, arguments[0]), ir.Constant(kind, None), arguments[1])
+
+    return value(types.int64, value), generate
+
+
 # Squares of pixels
 
 
 @code
-def squares(typing_context: Any, address: Any, p_offset: Any, j: Any, pitch: Any, like: Any) -> Any:
+def squares(
+    typing_context: Any, address: Any, o: Any, p_offset: Any, j: Any, pitch: Any, stored: Any, real: Any
+) -> Any:
     """The corners of LANES squares of pixels, whose offsets (int32) stand from the j-th on in a line."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        address, p_offset, j, pitch, _ = arguments
-        kind = vector_of(context, signature.args[-1])
-        element = kind.element
-        two = ir.VectorType(element, 2)
-        # Two neighbours are one load and, in float32, one element of a vector of pairs.
-        whole = ir.DoubleType() if size_of(element) == 4 else None
-        offsets = [
-            builder.sext(
-                builder.load(element_pointer(builder, WORD, p_offset, builder.add(j, j.type(k))), align=4),
-                ir.IntType(64),
-            )
-            for k in range(LANES)
-        ]
+        address, o, p_offset, j, pitch = arguments[:5]
+        line = element_pointer(builder, WORD, p_offset, j)
+        offsets = [builder.load(builder.gep(line, [WORD(k)]), align=4) for k in range(LANES)]
+        offsets = [builder.add(o, builder.sext(offset, o.type)) for offset in offsets]
+        element = stored_kind(context, stored).element
         corners = []
-        for row in (None, pitch):
-            places = [offset if row is None else builder.add(offset, row) for offset in offsets]
-            if whole is not None:
-                halves = []
-                for start in (0, LANES // 2):
-                    pairs = ir.Constant(ir.VectorType(whole, LANES // 2), ir.Undefined)
-                    for k in range(LANES // 2):
-                        place = element_pointer(builder, element, address, places[start + k])
-                        pair = builder.load(builder.bitcast(place, whole.as_pointer()), align=4)
-                        pairs = builder.insert_element(pairs, pair, WORD(k))
-                    halves.append(builder.bitcast(pairs, kind))
-                corners += [
-                    shuffled(builder, halves[0], halves[1], range(side, 2 * LANES, 2)) for side in (0, 1)
-                ]
-            else:
-                left, right = ir.Constant(kind, ir.Undefined), ir.Constant(kind, ir.Undefined)
-                for k in range(LANES):
-                    place = element_pointer(builder, element, address, places[k])
-                    pair = builder.load(builder.bitcast(place, two.as_pointer()), align=8)
-                    left = builder.insert_element(left, builder.extract_element(pair, WORD(0)), WORD(k))
-                    right = builder.insert_element(right, builder.extract_element(pair, WORD(1)), WORD(k))
-                corners += [left, right]
+        for places in (offsets, [builder.add(offset, pitch) for offset in offsets]):
+            pointers = [element_pointer(builder, element, address, place) for place in places]
+            corners += neighbours(builder, pointers, element, stored == types.uint16)
+        kind = vector_of(context, real)
+        corners = [corner if corner.type == kind else builder.fpext(corner, kind) for corner in corners]
         return context.make_tuple(builder, signature.return_type, corners)
 
-    like = types.unliteral(like)
     integer = types.int64
-    return types.UniTuple(Lanes(like, LANES), CORNERS)(integer, integer, integer, integer, like), generate
+    arguments = integer, integer, integer, integer, integer, stored, real
+    return types.UniTuple(Lanes(real, LANES), CORNERS)(*arguments), generate
+
+
+def neighbours(builder: Any, pointers: Sequence[Any], element: Any, is_bfloat: bool) -> list[Any]:
+    """The elements at LANES addresses, and those right of them: by one load for both, but for float64."""
+    size, floats = size_of(element), ir.VectorType(FLOAT, LANES)
+    if size == 8:
+        kind = ir.VectorType(element, LANES)
+        found = [ir.Constant(kind, ir.Undefined), ir.Constant(kind, ir.Undefined)]
+        for k, pointer in enumerate(pointers):
+            for side in (0, 1):
+                value = builder.load(builder.gep(pointer, [WORD(side)]), align=size)
+                found[side] = builder.insert_element(found[side], value, WORD(k))
+        return found
+    if size == 4:
+        pair, halves = ir.DoubleType(), []
+        for part in (pointers[: LANES // 2], pointers[LANES // 2 :]):
+            halves.append(builder.bitcast(loaded(builder, part, pair, size), floats))
+        return [shuffled(builder, halves[0], halves[1], range(side, 2 * LANES, 2)) for side in (0, 1)]
+    both = loaded(builder, pointers, WORD, size)
+    sixteen = constant(BITS, [16] * LANES)
+    if is_bfloat:  # the upper half of a float32
+        right = builder.and_(both, constant(BITS, [0xFFFF0000] * LANES))
+        return [builder.bitcast(half, floats) for half in (builder.shl(both, sixteen), right)]
+    words = [builder.trunc(half, ir.VectorType(HALF, LANES)) for half in (both, builder.lshr(both, sixteen))]
+    return [builder.fpext(builder.bitcast(word, ir.VectorType(element, LANES)), floats) for word in words]
+
+
+def loaded(builder: Any, pointers: Sequence[Any], kind: Any, align: int) -> Any:
+    """A vector of what is at some addresses."""
+    vector = ir.Constant(ir.VectorType(kind, len(pointers)), ir.Undefined)
+    for k, pointer in enumerate(pointers):
+        value = builder.load(builder.bitcast(pointer, kind.as_pointer()), align=align)
+        vector = builder.insert_element(vector, value, WORD(k))
+    return vector
 
 
 @code

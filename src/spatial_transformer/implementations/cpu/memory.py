@@ -57,40 +57,6 @@ def load(typing_context: Any, address: Any, index: Any, stored: Any, real: Any) 
 
 
 @code
-def load_two(typing_context: Any, address: Any, index: Any, stored: Any, real: Any) -> Any:
-    """An element of a tensor and the next: of halves by one load."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        place, found = element_pointer(builder, HALF, *arguments[:2]), types.float32
-        if stored == types.uint16:
-            bits = builder.load(builder.bitcast(place, WORD.as_pointer()), align=2)
-            pair = [builder.shl(bits, WORD(16)), builder.and_(bits, WORD(0xFFFF0000))]
-            pair = [builder.bitcast(half, FLOAT) for half in pair]
-        elif stored == types.int16:
-            halves = builder.load(
-                builder.bitcast(place, ir.VectorType(ir.HalfType(), 2).as_pointer()), align=2
-            )
-            both = builder.fpext(halves, ir.VectorType(FLOAT, 2))
-            pair = [builder.extract_element(both, WORD(k)) for k in (0, 1)]
-        else:
-            place, found = element_pointer(builder, context.get_value_type(stored), *arguments[:2]), stored
-            pair = [builder.load(builder.gep(place, [WORD(k)])) for k in (0, 1)]
-        return context.make_tuple(
-            builder, signature.return_type, [context.cast(builder, value, found, real) for value in pair]
-        )
-
-    return types.UniTuple(real, 2)(types.int64, types.int64, stored, real), generate
-
-
-@code
-def is_half(typing_context: Any, stored: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return context.get_constant(types.boolean, not isinstance(stored, types.Float))
-
-    return types.boolean(stored), generate
-
-
-@code
 def store(typing_context: Any, address: Any, index: Any, stored: Any, value: Any) -> Any:
     """Puts a number into a tensor, rounded to nearest even."""
 
@@ -153,13 +119,6 @@ def pointer(typing_context: Any, address: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
 
     return types.voidptr(types.int64), generate
-
-
-@jit
-def pair(p: int, o: int, stride: int, stored: Tag, zero: Tag) -> tuple[float, float]:
-    if stride == 1:
-        return load_two(p, o, stored, zero)
-    return load(p, o, stored, zero), load(p, o + stride, stored, zero)
 
 
 @jit

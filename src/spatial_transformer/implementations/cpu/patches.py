@@ -68,11 +68,12 @@ def room_in(work: Work, channels: int, size: int) -> Room:
     return Room(start, start + step, start + 2 * step, row, turned, patch, gradient, pitch, pixels)
 
 
-def room_size(out_width: int, lengths: tuple[int, ...], channels: int, slots: int) -> int:
+def room_size(out_width: int, lengths: tuple[int, ...], channels: int, slots: int, size: int) -> int:
     """The words of 8 bytes that ``room_in`` needs; the gradient takes ``slots`` numbers a pixel."""
     longest = -(-max(out_width, lengths[0]) // LANES) * LANES + SLACK
     pixels = (lengths[0] + 2 * MARGIN) * (lengths[1] + 2 * MARGIN)
-    return longest * (3 + 2 * channels) + (pixels + SLACK) * (channels + slots) + 16
+    numbers = longest * (3 + 2 * channels) + (pixels + SLACK) * (channels + slots)
+    return -(-numbers * size // 8) + 16
 
 
 @jit

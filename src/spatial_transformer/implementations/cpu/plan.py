@@ -23,10 +23,12 @@ KERNELS = {"nearest": NEAREST, "bilinear": BILINEAR, "bicubic": BICUBIC}
 PADDINGS = {"zeros": ZEROS, "border": BORDER, "reflection": REFLECTION, "circular": CIRCULAR, "fill": FILL}
 CUBIC = -0.75  # of kernels.cubic
 
-# A kernel has two variants. COMMON has the plain bilinear kernel of affine transforms alone, and is
-# compiled in half the time. They are told apart by the length of a tuple, which Numba knows when it compiles.
+# A kernel has three variants, told apart by the length of a tuple, which Numba knows when it compiles. COMMON
+# has the plain bilinear kernel of affine transforms alone, PLACED that of any positions; each is compiled in
+# a good half of the next one's time.
 COMMON: tuple[int, ...] = ()
-ANY = (0,)
+PLACED = (0,)
+ANY = (0, 0)
 
 # Everything about a call that is not an address. Axes are in the order x, y, z; strides count elements.
 PLAN = np.dtype(
@@ -55,6 +57,7 @@ PLAN = np.dtype(
         ("most", "i8"),  # taps along an axis
         ("all", "i8"),  # taps of a pixel
         ("words", "i8"),  # of a thread's memory
+        ("pitch", "i8"),  # of its lines
         ("lengths", "i8", 3),  # of the image
         ("out", "i8", 3),
         ("image", "i8", 5),  # strides: x, y, z, channel, batch
@@ -82,10 +85,11 @@ class Planned(NamedTuple):
     transforms: int
     parts: int
     pieces: int  # work items of scatter_items
-    common: bool  # whether the variant COMMON does
+    variant: Variant  # the least one that does
 
 
-# A thread's memory, in words of 8 bytes. First lines of W words, for what is known of an output row's pixels:
+# A thread's memory, in words of 8 bytes. First lines of ``pitch`` words, for what is known of an output row's
+# pixels; vectors that start at the last one have room.
 POSITION = 0  # 3: source pixels, not yet made finite
 INSIDE_PIXEL = 3  # 3: how far right of the pixel at or left of it
 OFFSET = 6  # int32: of the lowest tap
@@ -98,7 +102,7 @@ WEIGHT = (
 )
 STEEP = 24  # 12: slopes of a bicubic kernel; of a bilinear one that is BESIDE whether its two taps count
 FIRST, SECOND = 36, 39  # 3 each, int32: offsets of the two taps of a bilinear kernel that is BESIDE
-SUMS = 42  # 3: of products with a basis, float64; later the output of a half dtype
+SUMS = 42  # 3: of products with a basis, float64; later a cotangent
 SLOPE = 45  # 9: of position a per output pixel along b, at 3 a + b; later their gradient
 FOOT = 54  # 3: the footprint
 STRETCH = 57  # 3: its gradient
@@ -141,12 +145,12 @@ class Run(NamedTuple):
 
 @jit
 def line(work: Work, k: int) -> int:
-    return work.memory + 8 * k * work.plan.out[0]
+    return work.memory + 8 * k * work.plan.pitch
 
 
 @jit
 def words(work: Work, k: int) -> int:
-    return work.memory + 8 * (LINES * work.plan.out[0] + k)
+    return work.memory + 8 * (LINES * work.plan.pitch + k)
 
 
 @jit
@@ -220,4 +224,4 @@ def output_row(plan: Record, n: int, t: int, i_z: int, i_y: int) -> int:
 
 @jit
 def line_pitch(work: Work) -> int:
-    return 8 * work.plan.out[0]
+    return 8 * work.plan.pitch

@@ -8,11 +8,11 @@ from .lanes import (
     LANES,
     add_corners,
     along,
+    blend,
     corner_of,
     every,
     four_times,
     get_lanes,
-    minus,
     plus,
     put_lanes,
     read_lanes,
@@ -47,13 +47,8 @@ def fill_plane(work: Work, room: Room, n: int, c: int, p_plane: int) -> None:
         for k in range(room.pitch - width):
             put(p_plane, o_to + width + k, zero)
     o_end = first + plan.lengths[1] * room.pitch
-    for k in range(o_end, room.pixels + SLACK, LANES):
+    for k in range(o_end, room.pixels, LANES):
         put_lanes(p_plane, k, every(zero))
-
-
-@jit
-def blend(first: Tag, second: Tag, share: Tag) -> Tag:
-    return times_plus(share, minus(second, first), first)
 
 
 @jit
@@ -90,7 +85,7 @@ def forward_planes(p_call: int, stored: Tag, zero: Tag, size: int, version: Tag)
                 for c in range(many):
                     o_v = o_row + (first + c) * plan.output[3]
                     for j in range(0, width, LANES):
-                        corners = squares(room.patch + c * plane, room.offset, j, room.pitch, zero)
+                        corners = squares(room.patch + c * plane, 0, room.offset, j, room.pitch, zero, zero)
                         x, y = get_lanes(room.x, j, zero), get_lanes(room.y, j, zero)
                         above = blend(corners[0], corners[1], x)
                         value = blend(above, blend(corners[2], corners[3], x), y)

@@ -8,6 +8,7 @@ from ...families import HUGE
 from ...matrices import HORIZON
 from ..reference import FAR
 from .jit import jit
+from .lanes import LANES, every, minus, plus, put_lanes, ramp, times
 from .memory import Tag, add, float64, get, int32, put
 from .plan import (
     DEPTH,
@@ -76,9 +77,11 @@ def matrix_row(work: Work, r: int, i_z: int, i_y: int, p_to: int, middle: float)
     if dims == 3:
         value = value + number_at(work, r, 2) * centred(i_z, plan.out[2], zero)
     value = value + number_at(work, r, 1) * centred(i_y, plan.out[1], zero)
-    step, half = number_at(work, r, 0), type(zero)(plan.out[0] - 1) * type(zero)(0.5)
-    for j in range(plan.out[0]):
-        put(p_to, j, (value + step * (type(zero)(int32(j)) - half)) + middle)
+    half = every(type(zero)(plan.out[0] - 1) * type(zero)(0.5))
+    value, step, middle = every(value), every(number_at(work, r, 0)), every(middle)
+    for j in range(0, plan.out[0], LANES):
+        u = minus(plus(ramp(zero), every(type(zero)(int32(j)))), half)
+        put_lanes(p_to, j, plus(plus(value, times(step, u)), middle))
 
 
 @jit
@@ -166,7 +169,7 @@ def place_row(work: Work, n: int, t: int, i_z: int, i_y: int, lost: bool, varian
             middle = type(zero)(plan.middle[r]) if plan.rows == dims else zero
             matrix_row(work, r, i_z, i_y, line(work, DEPTH if r == dims else POSITION + r), middle)
     if len(variant) > 0:
-        place_any(work, n, t, i_z, i_y)
+        place_any(work, n, t, i_z, i_y, variant)
     if lost:
         for a in range(dims):
             if plan.half_span[a] != 0:
@@ -174,9 +177,9 @@ def place_row(work: Work, n: int, t: int, i_z: int, i_y: int, lost: bool, varian
 
 
 @jit
-def place_any(work: Work, n: int, t: int, i_z: int, i_y: int) -> None:
+def place_any(work: Work, n: int, t: int, i_z: int, i_y: int, variant: Variant) -> None:
     """What is left to do where a transform is not affine, or anti-aliased."""
-    plan, zero, dims = work.plan, work.zero, work.plan.dims
+    plan, dims = work.plan, work.plan.dims
     if plan.kind == GRID:
         grid_row(work, n, t, i_z, i_y)
     elif plan.kind != MATRIX:
@@ -187,12 +190,18 @@ def place_any(work: Work, n: int, t: int, i_z: int, i_y: int) -> None:
         for a in range(dims):
             for b in range(dims):
                 fill_line(line(work, SLOPE + 3 * a + b), plan.out[0], number_at(work, a, b))
-    if plan.antialias:
-        for a in range(dims):
-            for j in range(plan.out[0]):
-                squared = squared_footprint(work, a, j)
-                held = type(zero)(math.sqrt(min(squared, type(zero)(plan.limit * plan.limit))))
-                put(line(work, FOOT + a), j, held if squared > type(zero)(plan.wider) else type(zero)(1))
+    if len(variant) > 1 and plan.antialias:
+        footprints(work)
+
+
+@jit
+def footprints(work: Work) -> None:
+    plan, zero = work.plan, work.zero
+    for a in range(plan.dims):
+        for j in range(plan.out[0]):
+            squared = squared_footprint(work, a, j)
+            held = type(zero)(math.sqrt(min(squared, type(zero)(plan.limit * plan.limit))))
+            put(line(work, FOOT + a), j, held if squared > type(zero)(plan.wider) else type(zero)(1))
 
 
 @jit

@@ -8,7 +8,8 @@ from ...families import HUGE
 from ..reference import FAR
 from .aim import aim_row, run_end
 from .jit import jit, jit_blend, jit_sum
-from .memory import Tag, add, float64, get, int32, int64, load, pair, put
+from .lanes import LANES, blend, from_lane, get_lanes, minus, plus, put_lanes, read_lanes, squares, times
+from .memory import Tag, add, float64, get, int32, int64, load, put
 from .plan import (
     BESIDE,
     BILINEAR,
@@ -51,38 +52,26 @@ from .taps import beside_at, beside_run, between, count_of, kept, kept_beside, p
 
 
 @jit_blend
-def slope_squares(work: Work, run: Run, s_x: int, s_v: int) -> None:
-    s_y, s_u, s_c, zero, p, stored = (
-        work.strides[1],
-        work.strides[3],
-        work.plan.output[3],
-        work.zero,
-        work.image,
-        work.stored,
-    )
+def slope_squares(work: Work, run: Run) -> None:
+    s_x, s_y, s_u, zero = work.strides[0], work.strides[1], work.strides[3], work.zero
+    p, stored, s_v, s_c = work.image, work.stored, work.plan.output[0], work.plan.output[3]
     p_offset, p_x, p_y = line(work, OFFSET), line(work, INSIDE_PIXEL), line(work, INSIDE_PIXEL + 1)
     p_push_x, p_push_y = line(work, PUSH), line(work, PUSH + 1)
     for i in range(run.first, run.last):
         o_u, o_v = run.o_u + i * s_u, run.o_v + i * s_c
         for j in range(run.start, run.stop):
             o, g = o_u + get(p_offset, j, int32(0)), load(work.output, o_v + j * s_v, stored, zero)
-            a, b = pair(p, o, s_x, stored, zero)
-            c, d = pair(p, o + s_y, s_x, stored, zero)
+            a, b = load(p, o, stored, zero), load(p, o + s_x, stored, zero)
+            o += s_y
+            c, d = load(p, o, stored, zero), load(p, o + s_x, stored, zero)
             add(p_push_x, j, g * between(b - a, d - c, get(p_y, j, zero)))
             add(p_push_y, j, g * between(c - a, d - b, get(p_x, j, zero)))
 
 
 @jit_blend
-def slope_cubes(work: Work, run: Run, s_x: int, s_v: int) -> None:
-    s_y, s_z, s_u, s_c, zero, p, stored = (
-        work.strides[1],
-        work.strides[2],
-        work.strides[3],
-        work.plan.output[3],
-        work.zero,
-        work.image,
-        work.stored,
-    )
+def slope_cubes(work: Work, run: Run) -> None:
+    s_x, s_y, s_z, s_u = work.strides
+    p, stored, zero, s_v, s_c = work.image, work.stored, work.zero, work.plan.output[0], work.plan.output[3]
     p_offset, p_x, p_y = line(work, OFFSET), line(work, INSIDE_PIXEL), line(work, INSIDE_PIXEL + 1)
     p_z, p_push_x, p_push_y = line(work, INSIDE_PIXEL + 2), line(work, PUSH), line(work, PUSH + 1)
     p_push_z = line(work, PUSH + 2)
@@ -91,16 +80,47 @@ def slope_cubes(work: Work, run: Run, s_x: int, s_v: int) -> None:
         for j in range(run.start, run.stop):
             o, g = o_u + get(p_offset, j, int32(0)), load(work.output, o_v + j * s_v, stored, zero)
             x, y, z = get(p_x, j, zero), get(p_y, j, zero), get(p_z, j, zero)
-            a, b = pair(p, o, s_x, stored, zero)
-            c, d = pair(p, o + s_y, s_x, stored, zero)
+            a, b = load(p, o, stored, zero), load(p, o + s_x, stored, zero)
+            c, d = load(p, o + s_y, stored, zero), load(p, o + s_y + s_x, stored, zero)
             o += s_z
-            e, f = pair(p, o, s_x, stored, zero)
-            h, k = pair(p, o + s_y, s_x, stored, zero)
+            e, f = load(p, o, stored, zero), load(p, o + s_x, stored, zero)
+            h, k = load(p, o + s_y, stored, zero), load(p, o + s_y + s_x, stored, zero)
             near, far = between(a, b, x), between(e, f, x)
             low_near, low_far = between(c, d, x), between(h, k, x)
             add(p_push_x, j, g * between(between(b - a, d - c, y), between(f - e, k - h, y), z))
             add(p_push_y, j, g * between(low_near - near, low_far - far, z))
             add(p_push_z, j, g * between(far - near, low_far - low_near, y))
+
+
+@jit
+def add_push(work: Work, a: int, j: int, value: Tag) -> None:
+    p_push = line(work, PUSH + a)
+    put_lanes(p_push, j, plus(get_lanes(p_push, j, work.zero), value))
+
+
+@jit
+def slope_lanes(work: Work, run: Run) -> None:
+    """As ``slope_squares`` and ``slope_cubes``, LANES neighbours at once; what overlaps is zero."""
+    zero, stored, p_offset = work.zero, work.stored, line(work, OFFSET)
+    p_x, p_y, p_z = line(work, INSIDE_PIXEL), line(work, INSIDE_PIXEL + 1), line(work, INSIDE_PIXEL + 2)
+    for i in range(run.first, run.last):
+        o_u, o_v = run.o_u + i * work.strides[3], run.o_v + i * work.plan.output[3]
+        for start in range(run.start, run.stop, LANES):
+            j = min(start, run.stop - LANES)
+            g = from_lane(start - j, read_lanes(work.output, o_v + j, LANES, stored, zero))
+            x, y = get_lanes(p_x, j, zero), get_lanes(p_y, j, zero)
+            a, b, c, d = squares(work.image, o_u, p_offset, j, work.strides[1], stored, zero)
+            slope_x = blend(minus(b, a), minus(d, c), y)
+            if work.plan.dims == 2:
+                add_push(work, 0, j, times(g, slope_x))
+                add_push(work, 1, j, times(g, blend(minus(c, a), minus(d, b), x)))
+            else:
+                o_far, z = o_u + work.strides[2], get_lanes(p_z, j, zero)
+                e, f, h, k = squares(work.image, o_far, p_offset, j, work.strides[1], stored, zero)
+                near, far, low_near, low_far = blend(a, b, x), blend(e, f, x), blend(c, d, x), blend(h, k, x)
+                add_push(work, 0, j, times(g, blend(slope_x, blend(minus(f, e), minus(k, h), y), z)))
+                add_push(work, 1, j, times(g, blend(minus(low_near, near), minus(low_far, far), z)))
+                add_push(work, 2, j, times(g, blend(minus(far, near), minus(low_far, low_near), y)))
 
 
 @jit_blend
@@ -250,16 +270,13 @@ def slope_run(work: Work, run: Run, mark: int, variant: Variant) -> None:
         beside_run(work, run)
         slope_beside(work, run)
     elif mark == INSIDE and plan.kernel == BILINEAR:
-        if plan.dims == 2:
-            if unit:
-                slope_squares(work, run, 1, 1)
-            else:
-                slope_squares(work, run, work.strides[0], plan.output[0])
-        elif unit:
-            slope_cubes(work, run, 1, 1)
+        if unit and run.stop - run.start >= LANES:
+            slope_lanes(work, run)
+        elif plan.dims == 2:
+            slope_squares(work, run)
         else:
-            slope_cubes(work, run, work.strides[0], plan.output[0])
-    elif len(variant) > 0:
+            slope_cubes(work, run)
+    elif len(variant) > 1:
         if mark == BESIDE:
             for j in range(run.start, run.stop):
                 slope_pixel(work, run, j, pixel_taps(work, j))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .aim import aim_row, run_end
 from .jit import jit
+from .lanes import LANES, put_lanes, read_lanes
 from .memory import Tag, add, get, int32, load, put, store
 from .plan import (
     BESIDE,
@@ -17,6 +18,7 @@ from .plan import (
     OFFSET,
     SECOND,
     STEEP,
+    SUMS,
     WEIGHT,
     Record,
     Run,
@@ -60,32 +62,39 @@ def put_square(p: int, o: int, s_x: int, s_y: int, x: float, y: float, g: float)
 
 
 @jit
-def put_squares(work: Work, run: Run, s_x: int, s_v: int) -> None:
+def cotangent_line(work: Work, run: Run, o_v: int) -> int:
+    """The cotangent of a run as real numbers, in a line: halves are converted as vectors."""
+    p_line, s_v = line(work, SUMS), work.plan.output[0]
+    if s_v == 1:
+        for j in range(run.start, run.stop, LANES):
+            put_lanes(p_line, j, read_lanes(work.output, o_v + j, run.stop - j, work.stored, work.zero))
+    else:
+        for j in range(run.start, run.stop):
+            put(p_line, j, load(work.output, o_v + j * s_v, work.stored, work.zero))
+    return p_line
+
+
+@jit
+def put_squares(work: Work, run: Run, s_x: int) -> None:
     s_y, s_u, s_c, zero = work.strides[1], work.strides[3], work.plan.output[3], work.zero
     p_offset, p_x, p_y = line(work, OFFSET), line(work, INSIDE_PIXEL), line(work, INSIDE_PIXEL + 1)
     for c in range(run.first, run.last):
-        o_u, o_v = run.o_u + c * s_u, run.o_v + c * s_c
+        o_u, p_g = run.o_u + c * s_u, cotangent_line(work, run, run.o_v + c * s_c)
         for j in range(run.start, run.stop):
-            o, g = o_u + get(p_offset, j, int32(0)), load(work.output, o_v + j * s_v, work.stored, zero)
+            o, g = o_u + get(p_offset, j, int32(0)), get(p_g, j, zero)
             put_square(work.image, o, s_x, s_y, get(p_x, j, zero), get(p_y, j, zero), g)
 
 
 @jit
-def put_cubes(work: Work, run: Run, s_x: int, s_v: int) -> None:
-    s_y, s_z, s_u, s_c, zero = (
-        work.strides[1],
-        work.strides[2],
-        work.strides[3],
-        work.plan.output[3],
-        work.zero,
-    )
+def put_cubes(work: Work, run: Run, s_x: int) -> None:
+    s_y, s_z, s_u, s_c = work.strides[1], work.strides[2], work.strides[3], work.plan.output[3]
     p_offset, p_x, p_y = line(work, OFFSET), line(work, INSIDE_PIXEL), line(work, INSIDE_PIXEL + 1)
-    p_z = line(work, INSIDE_PIXEL + 2)
+    p_z, zero = line(work, INSIDE_PIXEL + 2), work.zero
     for c in range(run.first, run.last):
-        o_u, o_v = run.o_u + c * s_u, run.o_v + c * s_c
+        o_u, p_g = run.o_u + c * s_u, cotangent_line(work, run, run.o_v + c * s_c)
         for j in range(run.start, run.stop):
             o, x, y = o_u + get(p_offset, j, int32(0)), get(p_x, j, zero), get(p_y, j, zero)
-            g = load(work.output, o_v + j * s_v, work.stored, zero)
+            g = get(p_g, j, zero)
             far = g * get(p_z, j, zero)
             put_square(work.image, o, s_x, s_y, x, y, g - far)
             put_square(work.image, o + s_z, s_x, s_y, x, y, far)
@@ -166,7 +175,6 @@ def put_pixel(work: Work, run: Run, j: int, count: int) -> None:
 def put_run(work: Work, run: Run, mark: int, variant: Variant) -> None:
     """The image's gradient from neighbours in a row that are marked alike."""
     plan = work.plan
-    unit = work.strides[0] == 1 and plan.output[0] == 1
     if mark == NOWHERE:
         return
     if mark == BESIDE and plan.by_rows and plan.kernel == BILINEAR:
@@ -174,15 +182,15 @@ def put_run(work: Work, run: Run, mark: int, variant: Variant) -> None:
         put_beside(work, run)
     elif mark == INSIDE and plan.kernel == BILINEAR:
         if plan.dims == 2:
-            if unit:
-                put_squares(work, run, 1, 1)
+            if work.strides[0] == 1:
+                put_squares(work, run, 1)
             else:
-                put_squares(work, run, work.strides[0], plan.output[0])
-        elif unit:
-            put_cubes(work, run, 1, 1)
+                put_squares(work, run, work.strides[0])
+        elif work.strides[0] == 1:
+            put_cubes(work, run, 1)
         else:
-            put_cubes(work, run, work.strides[0], plan.output[0])
-    elif len(variant) > 0:
+            put_cubes(work, run, work.strides[0])
+    elif len(variant) > 1:
         if mark == BESIDE:
             for j in range(run.start, run.stop):
                 put_pixel(work, run, j, pixel_taps(work, j))

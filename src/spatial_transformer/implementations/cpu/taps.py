@@ -9,7 +9,22 @@ import numpy as np
 from ..reference import FAR
 from .aim import counted, kernel_at, padded, place_of, reach, rounded
 from .jit import jit, jit_blend
-from .memory import get, int32, int64, load, put
+from .lanes import (
+    LANES,
+    every,
+    floor_lanes,
+    get_lanes,
+    held_lanes,
+    held_whole,
+    minus,
+    plus,
+    put_lanes,
+    real_lanes,
+    times,
+    whole_lanes,
+    within,
+)
+from .memory import get, int32, int64, load, put, uint32
 from .plan import (
     BICUBIC,
     BILINEAR,
@@ -179,6 +194,45 @@ def tap_beside(work: Work, a: int, index: int) -> tuple[int, float]:
 @jit
 def beside_run(work: Work, run: Run) -> None:
     """The taps' offsets, weights and slopes; what was held gets no slope."""
+    if work.plan.beyond:
+        beside_zeros(work, run)
+    else:
+        beside_padded(work, run)
+
+
+@jit
+def beside_zeros(work: Work, run: Run) -> None:
+    """Where taps outside do not count. Vectors may reach beyond the run: nobody reads these lines there."""
+    zero, far = work.zero, every(type(work.zero)(FAR))
+    one, none = every(type(zero)(1)), every(zero)
+    for a in range(work.plan.dims):
+        low, high = counted(work, a)
+        first, many, last, stride = (
+            int32(low),
+            uint32(high - low),
+            int32(high - 1),
+            every(int32(work.strides[a])),
+        )
+        for j in range(run.start, run.stop, LANES):
+            x = held_lanes(get_lanes(line(work, POSITION + a), j, zero), minus(none, far), far)
+            left = floor_lanes(x)
+            inside, i = minus(x, left), whole_lanes(left)
+            right = plus(i, every(int32(1)))
+            of_left = real_lanes(within(i, first, many), zero)
+            of_right = real_lanes(within(right, first, many), zero)
+            put_lanes(line(work, FIRST + a), j, times(held_whole(i, first, last), stride))
+            put_lanes(line(work, SECOND + a), j, times(held_whole(right, first, last), stride))
+            put_lanes(line(work, INSIDE_PIXEL + a), j, inside)
+            put_lanes(line(work, STEEP + 2 * a), j, of_left)
+            put_lanes(line(work, STEEP + 2 * a + 1), j, of_right)
+            put_lanes(line(work, WEIGHT + 4 * a), j, times(of_left, minus(one, inside)))
+            put_lanes(line(work, WEIGHT + 4 * a + 1), j, times(of_right, inside))
+            put_lanes(line(work, WEIGHT + 4 * a + 2), j, minus(none, of_left))
+            put_lanes(line(work, WEIGHT + 4 * a + 3), j, of_right)
+
+
+@jit
+def beside_padded(work: Work, run: Run) -> None:
     far, one_whole = type(work.zero)(FAR), type(work.zero)(1)
     for a in range(work.plan.dims):
         p_first, p_second, p_inside = (
