@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+JOBS ?= 2
 EXTRAS := dev,export,cpu,experiments
 
 .PHONY: setup test quickstart lint bench bench-gpu test-gpu docs clean
@@ -16,7 +17,7 @@ setup: .venv/installed
 	touch $@
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 quickstart: setup
 	$(BIN)/stn info

@@ -19,6 +19,7 @@ from spatial_transformer.implementations.job import Job
 from tests import cases
 
 fused = pytest.importorskip("spatial_transformer.implementations.fused_numba", exc_type=ImportError)
+fused_threads = pytest.importorskip("spatial_transformer.implementations.cpu.threads", exc_type=ImportError)
 
 IN = {2: (7, 6), 3: (4, 5, 6)}
 OUT = {2: (5, 8), 3: (4, 3, 5)}
@@ -235,6 +236,126 @@ def test_slopes_at_whole_pixels_are_right_hand_ones():
     agree(*both(image, identity, *rest, job), 1e-11)
 
 
+# Shapes that are done by patches, channel by channel or many side by side: rows longer and shorter than the
+# vectors, images smaller than their margin, several transforms of an image.
+PATCHES = [
+    ("planes", (16, 1, 28, 28), (28, 28), 1),
+    ("planes", (8, 3, 5, 7), (9, 37), 2),
+    ("planes", (17, 2, 1, 1), (3, 3), 1),
+    ("planes", (16, 1, 31, 16), (16, 16), 1),
+    ("bundles", (4, 64, 32, 32), (32, 32), 1),
+    ("bundles", (16, 9, 5, 7), (9, 37), 2),
+    ("bundles", (16, 20, 1, 3), (4, 17), 1),
+]
+
+
+def patch_call(shape, size, copies, dtype=torch.float32, *, align_corners=False):
+    job = job_of("affine", 2, align_corners=align_corners, size=size)
+    batch, channels, *lengths = shape
+    image, numbers, *rest = tensors(
+        "affine", 2, job, batch=batch, copies=copies, channels=channels, size=tuple(lengths), dtype=dtype
+    )
+    numbers[batch // 2 :] *= 1.7  # so that a good part is outside
+    return image, numbers, *rest, job
+
+
+def way_of(image, numbers, job, *, backward=False):
+    output = fused.empty_output(image, numbers.shape[1], job.size)
+    known = job, image.shape, image.stride(), output.stride(), *fused.layout(numbers, None)
+    found = fused.patches_for(*known, backward=backward)
+    return found and found.way
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(("way", "shape", "size", "copies"), PATCHES, ids=str)
+def test_patches(way, shape, size, copies):
+    for align_corners in (False, True):
+        for dtype in cases.DTYPES:
+            *call, job = patch_call(shape, size, copies, dtype, align_corners=align_corners)
+            assert way_of(call[0], call[1], job) == way_of(call[0], call[1], job, backward=True) == way
+            found, expected = both(*call, job)
+            agree(found, expected, TOLERANCES[dtype])
+            if dtype in (torch.bfloat16, torch.float16):  # sums are not rounded to a half on their way
+                agree(found[2:], expected[2:], TOLERANCES[torch.float32])
+
+
+@pytest.mark.parametrize(("way", "shape", "size", "copies"), PATCHES, ids=str)
+def test_patches_where_something_is_not_finite(way, shape, size, copies):
+    for dtype in (torch.float64, torch.float32):
+        image, numbers, *rest, job = patch_call(shape, size, copies, dtype)
+        clean = both(image, numbers, *rest, job)[0]
+        bad = numbers.clone()
+        for n, value in enumerate((math.nan, math.inf, 1e30)):
+            bad[n, 0, n % 2, n] = value
+        found, expected = both(image, bad, *rest, job)
+        assert all(value.isfinite().all() for value in found)
+        agree(found[:2], expected[:2], 1e-6)
+        assert all(torch.equal(a[3:], b[3:]) for a, b in zip(found, clean, strict=True))
+        assert torch.equal(found[0][:, 1:], clean[0][:, 1:])
+
+
+def test_patches_of_one_pixel_stay_where_they_are():
+    """An axis without extent has one place, whatever theta: its gradient comes through where theta is NaN."""
+    image, numbers, *rest, job = patch_call((16, 1, 1, 1), (2, 2), 1, torch.float64, align_corners=True)
+    numbers[0] = math.nan
+    assert way_of(image, numbers, job) == "planes"
+    found, expected = both(image, numbers, *rest, job)
+    agree(found[:2], expected[:2], 1e-11)
+    assert found[1][0].item() != 0
+    assert (found[2][0] == 0).all()
+
+
+def test_small_crops_of_large_images_are_not_patched():
+    for length, forward, backward in ((64, "planes", "planes"), (32, "planes", None), (16, None, None)):
+        image, numbers, *_, job = patch_call((16, 1, 64, 64), (length, length), 1)
+        assert way_of(image, numbers, job) == forward
+        assert way_of(image, numbers, job, backward=True) == backward
+
+
+@pytest.mark.parametrize("channels", [1, 9])
+def test_patches_identity_is_exact(channels):
+    for dtype in cases.DTYPES:
+        for size in ((28, 28), (7, 5), (1, 33)):
+            image = torch.randn(16, channels, *size).to(dtype)
+            real = torch.float64 if dtype == torch.float64 else torch.float32
+            numbers = torch.eye(2, 3, dtype=real).expand(16, 1, -1, -1)
+            job = job_of("affine", 2, size=size)
+            assert way_of(image, numbers, job)
+            assert torch.equal(fused.forward(image, numbers, None, None, job)[:, 0], image)
+            axes = [a for a in (2, 3) if image.shape[a] > 1]
+            assert torch.equal(fused.forward(image, -numbers, None, None, job)[:, 0], image.flip(axes))
+            cotangent = torch.randn(16, 1, channels, *size).to(dtype)
+            back = fused.backward(cotangent, image, numbers, None, None, job, (True, False, False))[0]
+            assert torch.equal(back, cotangent[:, 0])
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("channels", [3, 20])
+def test_patches_give_what_is_wanted_and_read_no_further(channels):
+    *call, job = patch_call((16, channels, 11, 13), (10, 19), 2)
+    image, numbers, basis, fill = call
+    # Inside larger ones that are NaN: the rows' ends are where vectors would go too far.
+    wide = torch.full((16, channels, 13, 15), math.nan)
+    wide[:, :, 1:-1, 1:-1] = image
+    shown = wide[:, :, 1:-1, 1:-1]
+    cotangent = torch.rand(16, 2, channels, 10, 19, generator=torch.Generator().manual_seed(3))
+    framed = torch.full((16, 2, channels, 12, 21), math.nan)
+    framed[..., 1:-1, 1:-1] = cotangent
+    both_wanted = fused.backward(cotangent, image, numbers, basis, fill, job, (True, True, False))
+    slanted = numbers.transpose(0, 3).contiguous().transpose(0, 3)
+    of_slanted = fused.backward(cotangent, image, slanted, basis, fill, job, (True, True, False))[1]
+    assert torch.equal(of_slanted, both_wanted[1])
+    assert of_slanted.stride() == torch.empty_like(slanted).stride()  # as its fake implementation says
+    assert torch.equal(
+        fused.forward(shown, numbers, basis, fill, job), fused.forward(image, numbers, basis, fill, job)
+    )
+    for wanted in ((True, True, False), (True, False, False), (False, True, False), (False, False, False)):
+        found = fused.backward(framed[..., 1:-1, 1:-1], shown, numbers, basis, fill, job, wanted)
+        for gradient, expected, want in zip(found, both_wanted, wanted, strict=True):
+            assert (gradient is not None) == want
+            assert not want or torch.equal(gradient, expected)
+
+
 def big_call(
     kind="affine", dims=2, shape=(1, 3, 96, 80), dtype=torch.float32, kernel="bilinear", padding="zeros"
 ):
@@ -259,11 +380,13 @@ def threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("shape", [(1, 3, 96, 80), (1, 1, 17, 160, 9), (5, 9, 40, 40)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 3, 96, 80), (1, 1, 17, 160, 9), (5, 9, 40, 40), (16, 3, 30, 40), (8, 24, 30, 40)], ids=str
+)
 @pytest.mark.parametrize("pool", [False, True])
 def test_the_same_bits_with_every_number_of_threads(shape, pool, threads, monkeypatch):
     if pool:
-        monkeypatch.setattr(fused, "_parallel", None)
+        monkeypatch.setattr(fused_threads, "_parallel", None)
     for kind in KINDS:
         for padding in ("zeros", "border"):
             for dtype in (torch.float32, torch.bfloat16):
@@ -285,7 +408,7 @@ def test_the_same_bits_every_run():
 @pytest.mark.parametrize("pool", [False, True])
 def test_several_threads_at_once(pool, monkeypatch):
     if pool:
-        monkeypatch.setattr(fused, "_parallel", None)
+        monkeypatch.setattr(fused_threads, "_parallel", None)
     calls = [big_call(shape=(2, 3, 64, 64 + k)) for k in range(4)]
     expected = [run() for run in calls]
     wrong = []
@@ -310,7 +433,8 @@ def test_only_wanted_gradients(monkeypatch):
     job = job_of("points", 2)
     image, numbers, basis, fill = tensors("points", 2, job)
     cotangent = torch.rand(2, 2, 3, *job.size, dtype=torch.float64)
-    kernels = {k: fused.compiled(k, False, torch.float64, torch.float64) for k in ("scatter", "pull")}
+    dtypes = torch.float64, torch.float64
+    kernels = {k: fused.compiled(k, fused.PLACED, *dtypes) for k in ("scatter", "pull")}
     for wanted, expected in (
         ((True, False, False), ["scatter"]),
         ((False, True, False), ["pull"]),
@@ -394,7 +518,8 @@ call().sum().backward()
 def test_kernels_are_kept_on_disk(tmp_path):
     code = (
         CALL
-        + "with torch.no_grad(): call()\nkernel = 'forward', True, torch.float32, torch.float32\n"
+        + "with torch.no_grad(): call()\n"
+        + "kernel = 'forward', fused_numba.COMMON, torch.float32, torch.float32\n"
         + "print(fused_numba.compiled(*kernel).cache_hits)"
     )
     first = python(code, NUMBA_CACHE_DIR=str(tmp_path))
