@@ -404,9 +404,7 @@ def compiled(kernel: str, variant: Variant, stored_dtype: torch.dtype, real_dtyp
     signature = types.void(types.int64)
     try:
         return numba.cfunc(signature, cache=True, **FLAGS)(function)
-    except (
-        RuntimeError
-    ):  # "cannot cache function": neither the package nor the user's cache can be written to
+    except RuntimeError:  # neither the package nor the user's cache can be written to
         return numba.cfunc(signature, **FLAGS)(function)
 
 
