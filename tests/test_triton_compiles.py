@@ -23,7 +23,7 @@ def test_every_kernel_compiles():
     assert run.returncode == 0, run.stderr[-3000:]
     lines = [line.split() for line in run.stdout.splitlines()]
     assert {name for name, *_ in lines} == {"_forward", "_gather", "_backward"}
-    assert len(lines) >= 40
+    assert len(lines) >= 44
     # Registers that spill to memory are what a change must not bring in where speed counts.
     spilled = [(name, int(stack)) for name, _, stack in lines[:15] if int(stack) > 64]
     assert not spilled
