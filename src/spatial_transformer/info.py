@@ -17,7 +17,7 @@ from .version import __version__
 # What the extras bring; none is imported here.
 OPTIONAL = (
     "triton", "numba", "onnx", "onnxscript", "onnxruntime",
-    "filelock", "h5py", "matplotlib", "pillow", "platformdirs",
+    "filelock", "h5py", "matplotlib", "pillow", "platformdirs", "safetensors",
 )  # fmt: skip
 
 

@@ -1,0 +1,130 @@
+"""What a trained cell leaves behind: a JSON file with all that a table, a plot or a doubt may ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .data.fetch import in_one_step
+
+
+class RecordError(ValueError):
+    """A file that is no record; the message names it."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Of a curve: means over the steps since the point before."""
+
+    step: int
+    loss: float
+    error: float  # percent of the training batches
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run of one cell."""
+
+    experiment: str
+    cell: str  # such as "R/ST-CNN affine"
+    seed: int
+    status: str  # "done" or "failed"
+    reason: str | None  # why it failed
+    error: float | None  # percent of the fixed test set, of the final weights; None where there are none
+    paper: float | None  # the paper's
+    digits: str  # which digits: "MNIST", or what stood in for it
+    steps: int
+    seconds: float
+    device: str
+    commit: str
+    date: str
+    versions: dict[str, str]
+    settings: dict[str, Any]
+    parameters: int
+    curve: list[Point]
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.status not in ("done", "failed"):
+            raise ValueError(f"status must be 'done' or 'failed', got {self.status!r}")
+        if (self.status == "failed") != (self.reason is not None):
+            raise ValueError(f"reason must be given where a run failed, and only there, got {self.reason!r}")
+        if self.status == "done" and self.error is None:
+            raise ValueError("error must be given where a run is done, got None")
+        if self.error is not None and not 0 <= self.error <= 100:
+            raise ValueError(f"error must be a percentage, got {self.error}")
+        if self.steps < 0 or self.seconds < 0:
+            raise ValueError(f"steps and seconds must not be negative, got {self.steps} and {self.seconds}")
+
+
+def check(value: Any) -> None:
+    """Raises where a field of a dataclass is not of its type."""
+    for name, kind in typing.get_type_hints(type(value)).items():
+        given = getattr(value, name)
+        if not fits(given, kind):
+            raise TypeError(
+                f"{name} must be {kind if typing.get_args(kind) else kind.__name__}, got {given!r}"
+            )
+
+
+def fits(value: Any, kind: Any) -> bool:
+    if kind is Any:
+        return True
+    if kind is float:  # JSON has no other way to write 2.0; what is no number has no place in a record
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        return any(fits(value, one) for one in arguments)
+    if origin is list:
+        return isinstance(value, list) and all(fits(item, arguments[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(
+            fits(key, arguments[0]) and fits(item, arguments[1]) for key, item in value.items()
+        )
+    return isinstance(value, kind)
+
+
+def read(path: Path) -> Record:
+    """A record, or an error that names the file and what is wrong with it."""
+    try:
+        content = json.loads(path.read_text())
+        if not isinstance(content, dict):
+            raise TypeError(f"a record must be an object, got {type(content).__name__}")
+        known = {field.name for field in dataclasses.fields(Record)}
+        for what, names in (("lacks", known - set(content)), ("does not know", set(content) - known)):
+            if names:
+                raise ValueError(f"a record {what} {', '.join(sorted(names))}")
+        content["curve"] = [Point(**point) for point in content["curve"]]
+        return Record(**content)
+    except (ValueError, TypeError) as error:
+        raise RecordError(f"{path} is no record: {error}") from error
+
+
+def write(record: Record, path: Path) -> None:
+    """Puts a record in place in one step."""
+    with in_one_step(path) as file:
+        file.write((json.dumps(dataclasses.asdict(record), indent=1, allow_nan=False) + "\n").encode())
+
+
+def path_of(folder: Path, experiment: str, cell: str, seed: int, changed: dict[str, Any]) -> Path:
+    """Where a record is kept; runs with changed settings are not taken for the others."""
+    parts = [*cell.replace("/", " ").split(), *(f"{key}={value}" for key, value in sorted(changed.items()))]
+    return folder / experiment / f"{'-'.join(parts)}-seed{seed}.json"
+
+
+def of(experiment: str, folder: Path) -> Iterator[Record]:
+    """All records of an experiment."""
+    for path in sorted((folder / experiment).glob("*.json")):
+        yield read(path)

@@ -1,0 +1,132 @@
+"""One run of one cell: its network, its data, and the step that trains it.
+
+A step draws digits, distorts them, and moves the weights. Nothing in it waits for the device and all its
+shapes are fixed, so it can be captured in a CUDA graph. Everything it changes is in ``state``: a run of the
+same cell and seed that is loaded with it goes on, bit for bit on the CPU, as if it had never stopped.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import networks
+from .data.clutter import below
+from .data.digits import Digits, DigitSet
+from .data.fixed_sets import KINDS, as_images, fixed_batches
+from .data.random_numbers import RandomNumbers
+from .spec import Cell
+
+STREAM = 1_000_003  # a run's seed times this is that of its numbers: far from the fixed sets'
+
+
+class State(NamedTuple):
+    """All that a run has come to."""
+
+    tensors: dict[str, Tensor]
+    numbers: dict[str, int]
+
+
+class Run:
+    """A cell and a seed on a device."""
+
+    def __init__(self, cell: Cell, seed: int, digits: DigitSet, device: torch.device | str) -> None:
+        self.cell, self.seed, self.device = cell, seed, torch.device(device)
+        self.digits = held_out(digits, cell.settings.held_out)
+        with torch.random.fork_rng(devices=[]):  # the same weights on every device
+            torch.manual_seed(seed)
+            self.network = networks.build(cell)
+        self.network.to(self.device)
+        self.parameters = list(self.network.parameters())
+        self.weights = joined(self.parameters)
+        self.velocity = torch.zeros_like(self.weights)
+        self.rate = torch.zeros((), device=self.device)
+        self.sums = torch.zeros(
+            2, device=self.device
+        )  # of losses and of wrong answers, since the last ``means``
+        self.random = RandomNumbers(seed * STREAM, device=self.device)
+        self.images = as_images(self.digits.train.images, self.device)
+        self.labels = self.digits.train.labels.to(self.device)
+        self.distortion = KINDS[cell.data.kind](self.images[:, 0])
+        self.step_number = 0
+
+    def step(self) -> None:
+        """One batch, and the weights moved."""
+        settings = self.cell.settings
+        chosen = below(len(self.labels), self.random.uniform(settings.batch))
+        drawn = self.distortion.draw(settings.batch, self.random)
+        labels = self.labels[chosen]
+        scores = self.network(self.distortion.apply(self.images[chosen], drawn))
+        loss = F.cross_entropy(scores, labels)
+        gradients = torch.autograd.grad(loss, self.parameters)
+        with torch.no_grad():
+            gradient = torch.cat([part.reshape(-1) for part in gradients])
+            torch.add(gradient, self.velocity, alpha=settings.momentum, out=self.velocity)
+            self.weights.addcmul_(self.velocity, self.rate, value=-1)
+            self.sums += torch.stack([loss.detach(), (scores.argmax(1) != labels).sum() / settings.batch])
+
+    def means(self, steps: int) -> tuple[float, float]:
+        """The loss and the error in percent, over so many steps since this was last asked."""
+        loss, wrong = (self.sums / steps).tolist()
+        self.sums.zero_()
+        return loss, 100 * wrong
+
+    @torch.no_grad()
+    def error(self) -> float:
+        """Percent of the fixed test set."""
+        wrong, count = 0, len(self.digits.test.labels)
+        seen = 0
+        for part in fixed_batches(self.cell.data.kind, self.digits, device=self.device):
+            some = min(len(part.labels), count - seen)  # the last batch begins again with the first digits
+            wrong += int((self.network(part.images).argmax(1) != part.labels)[:some].sum())
+            seen += some
+        return 100 * wrong / count
+
+    def state(self) -> State:
+        named = {f"network.{name}": value for name, value in self.network.state_dict().items()}
+        tensors = {**named, "velocity": self.velocity, "sums": self.sums}
+        return State(
+            {name: value.detach().cpu().clone() for name, value in tensors.items()},
+            {"step": self.step_number, "drawn": self.random.state()},
+        )
+
+    def load(self, state: State) -> None:
+        """Goes on from a state; in place, so that a captured step does too."""
+        tensors = dict(state.tensors)
+        with torch.no_grad():
+            self.velocity.copy_(tensors.pop("velocity"))
+            self.sums.copy_(tensors.pop("sums"))
+            self.network.load_state_dict(
+                {name.removeprefix("network."): value for name, value in tensors.items()}
+            )
+        self.random.set_state(state.numbers["drawn"])
+        self.step_number = state.numbers["step"]
+
+
+def joined(parameters: list[Any]) -> Tensor:
+    """The parameters laid out one behind another in one tensor, which they become parts of: an update is then
+    three launches, however many they are."""
+    flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+    start = 0
+    for parameter in parameters:
+        parameter.data = flat[start : start + parameter.numel()].view_as(parameter)
+        start += parameter.numel()
+    return flat
+
+
+def held_out(digits: DigitSet, count: int) -> DigitSet:
+    """The last ``count`` training digits in the place of the test digits; as it is for 0."""
+    if count == 0:
+        return digits
+    train = digits.train
+    if count >= len(train.labels):
+        raise ValueError(
+            f"held_out must be less than the {len(train.labels):,} training digits, got {count:,}"
+        )
+    kept, tested = (
+        Digits(train.images[part], train.labels[part]) for part in (slice(-count), slice(-count, None))
+    )
+    return DigitSet(f"{digits.name}, {count:,} held out", kept, tested)

@@ -1,0 +1,112 @@
+"""What one cell of a table is. All of it is frozen, so that a record says exactly what was trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Model:
+    """A row of a table: a classification network, with or without a spatial transformer before it."""
+
+    name: str  # as the table has it
+    classifier: str  # "FCN" or "CNN"
+    transformer: str | None = None  # its family: "affine", "projective" or "spline"
+
+
+@dataclass(frozen=True)
+class Data:
+    """A column of a table: a kind of distorted digits, and what a transformer makes of them."""
+
+    kind: str  # of ``data.fixed_sets.KINDS``
+    size: int  # pixels of an image along each axis
+    shown: int  # pixels that a transformer gives
+    pooling: int = 1  # average pooling of what it gives, before the classification network
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a cell is trained. Each of these can be given on the command line."""
+
+    steps: int = 150_000
+    batch: int = 256
+    learning_rate: float = 0.01
+    stages: int = 3  # of equal length, each but the first with a learning rate divided by ``drop``
+    drop: float = 10.0
+    momentum: float = 0.9
+    parameters: int = 400_000  # that a network has, as nearly as its widths allow
+    held_out: int = 0  # training digits not trained on, and tested on in the place of the test digits
+    curve: int = 300  # points of the curve
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "stages", "parameters", "curve"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("learning_rate", "drop"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be more than 0, got {getattr(self, name)}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and less than 1, got {self.momentum}")
+        if self.held_out < 0:
+            raise ValueError(f"held_out must be at least 0, got {self.held_out}")
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        return self.learning_rate / self.drop ** (step * self.stages // self.steps)
+
+    def changed(self, given: Mapping[str, str]) -> Settings:
+        """With some of them given as text."""
+        known = {field.name: field for field in dataclasses.fields(self)}
+        values: dict[str, Any] = {}
+        for name, text in given.items():
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                meant = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+                raise ValueError(f"there is no setting {name!r}{meant}")
+            kind = type(known[name].default)
+            try:
+                values[name] = kind(text)
+            except ValueError:
+                wanted = "a whole number" if kind is int else "a number"
+                raise ValueError(f"{name} must be {wanted}, got {text!r}") from None
+        return dataclasses.replace(self, **values)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table."""
+
+    experiment: str
+    model: Model
+    data: Data
+    settings: Settings
+    paper: float | None  # the paper's error in percent
+
+    @property
+    def name(self) -> str:
+        return f"{self.data.kind}/{self.model.name}"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table of the paper."""
+
+    name: str
+    title: str
+    models: tuple[Model, ...]  # its rows
+    data: tuple[Data, ...]  # its columns
+    paper: Mapping[str, float]  # the paper's error in percent, by the name of the cell
+    departures: tuple[str, ...]  # what the paper leaves open or has otherwise, a sentence each
+    settings: Settings = Settings()
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [
+            Cell(self.name, model, data, self.settings, self.paper.get(f"{data.kind}/{model.name}"))
+            for data in self.data
+            for model in self.models
+        ]

@@ -1,0 +1,95 @@
+"""Records: written, read back, and refused where they are none."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from spatial_transformer.experiments import records
+from spatial_transformer.experiments.records import Point, Record, RecordError
+
+RECORD = Record(
+    experiment="distorted-mnist",
+    cell="R/ST-CNN affine",
+    seed=0,
+    status="done",
+    reason=None,
+    error=0.71,
+    paper=0.7,
+    digits="MNIST",
+    steps=150_000,
+    seconds=1234.5,
+    device="a device",
+    commit="0" * 40,
+    date="2026-01-01",
+    versions={"torch": "2.13"},
+    settings={"steps": 150_000, "learning_rate": 0.01},
+    parameters=400_000,
+    curve=[Point(500, 1.5, 40.0), Point(1000, 0.5, 10)],
+)
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path):
+    path = tmp_path / "deep" / "record.json"
+    records.write(RECORD, path)
+    assert records.read(path) == RECORD
+    assert [file.name for file in path.parent.iterdir()] == ["record.json"]
+
+
+def test_a_failed_run_has_a_record(tmp_path):
+    failed = dataclasses.replace(RECORD, status="failed", reason="the loss is nan", error=None)
+    records.write(failed, tmp_path / "record.json")
+    assert records.read(tmp_path / "record.json") == failed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": "0"}, "seed must be int, got '0'"),
+        ({"seed": True}, "seed must be int, got True"),
+        ({"error": None}, "error must be given where a run is done"),
+        ({"error": "low"}, "error must be float | None, got 'low'"),
+        ({"error": 101}, "error must be a percentage, got 101"),
+        ({"status": "well"}, "status must be 'done' or 'failed', got 'well'"),
+        ({"status": "failed"}, "reason must be given where a run failed"),
+        ({"reason": "why"}, "reason must be given where a run failed, and only there"),
+        ({"curve": [{"step": 1, "loss": 0.1}]}, "error"),
+        ({"curve": [{"step": 1.5, "loss": 0.1, "error": 1}]}, "step must be int, got 1.5"),
+        ({"curve": 3}, "is no record"),
+        ({"versions": {"torch": 2}}, "versions must be dict[str, str], got {'torch': 2}"),
+        ({"seconds": -1}, "must not be negative"),
+        ({"colour": "red"}, "does not know colour"),
+    ],
+)
+def test_what_is_no_record_is_refused_by_name(tmp_path, change, message):
+    path = tmp_path / "R-CNN-seed0.json"
+    path.write_text(json.dumps({**dataclasses.asdict(RECORD), **change}))
+    with pytest.raises(RecordError) as raised:
+        records.read(path)
+    assert str(path) in str(raised.value)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", '{"experiment": "x"', "{}", '{"error": NaN}'])
+def test_broken_files_are_refused_by_name(tmp_path, text):
+    path = tmp_path / "broken.json"
+    path.write_text(text)
+    with pytest.raises(RecordError, match=r"broken\.json is no record"):
+        records.read(path)
+
+
+def test_numbers_that_are_none_are_not_written(tmp_path):
+    with pytest.raises(TypeError, match="loss must be float, got nan"):
+        Point(1, float("nan"), 0.0)
+
+
+def test_where_records_are(tmp_path):
+    place = records.path_of(tmp_path, "distorted-mnist", "R/ST-CNN affine", 2, {})
+    assert place == tmp_path / "distorted-mnist" / "R-ST-CNN-affine-seed2.json"
+    changed = records.path_of(tmp_path, "distorted-mnist", "R/CNN", 0, {"steps": 30, "batch": 8})
+    assert changed.name == "R-CNN-batch=8-steps=30-seed0.json"
+    records.write(RECORD, place)
+    assert list(records.of("distorted-mnist", tmp_path)) == [RECORD]
+    assert list(records.of("birds", tmp_path)) == []

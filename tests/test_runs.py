@@ -1,0 +1,135 @@
+"""Runs: they learn, and go on from where they were stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from spatial_transformer.experiments import checkpoints
+from spatial_transformer.experiments.checkpoints import Checkpoint, CheckpointError
+from spatial_transformer.experiments.data import uci_digits
+from spatial_transformer.experiments.data.fixed_sets import fixed_set
+from spatial_transformer.experiments.paper import cluttered_mnist, distorted_mnist
+from spatial_transformer.experiments.runs import Run, held_out
+
+CELLS = {cell.name: cell for table in (distorted_mnist, cluttered_mnist) for cell in table.EXPERIMENT.cells}
+
+
+@pytest.fixture(scope="module")
+def digits(one_thread):
+    return uci_digits.load()
+
+
+def small(name, **changes):
+    """A cell with a small network and small batches."""
+    cell = CELLS[name]
+    given = {"parameters": 60_000, "batch": 32, "steps": 60, **changes}
+    return dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, **given))
+
+
+def started(name, digits, seed=0, rate=0.01, **changes):
+    run = Run(small(name, **changes), seed, digits, "cpu")
+    run.rate.fill_(rate)
+    return run
+
+
+@pytest.mark.parametrize("name", ["R/FCN", "RTS/ST-CNN affine", "E/ST-FCN spline", "P/CNN", "TC/ST-FCN"])
+def test_a_run_goes_on_bit_for_bit(name, digits, tmp_path):
+    whole, stopped = started(name, digits), started(name, digits)
+    for _ in range(4):
+        whole.step()
+    for _ in range(2):
+        stopped.step()
+    stopped.step_number = 2
+    path = tmp_path / "run.safetensors"
+    checkpoints.save(Checkpoint(stopped.state(), 1.5, [], {"steps": 60}), path)
+    kept = checkpoints.load(path)
+    assert (kept.seconds, kept.curve, kept.settings) == (1.5, [], {"steps": 60})
+    other = started(name, digits)
+    other.load(kept.state)
+    assert other.step_number == 2
+    for _ in range(2):
+        other.step()
+    assert torch.equal(other.weights, whole.weights)
+    assert torch.equal(other.sums, whole.sums)
+    assert torch.equal(other.velocity, whole.velocity)
+
+
+def test_seeds_differ_and_repeat(digits):
+    runs = [started("R/FCN", digits, seed) for seed in (0, 0, 1)]
+    for run in runs:
+        run.step()
+    assert torch.equal(runs[0].weights, runs[1].weights)
+    assert not torch.equal(runs[0].weights, runs[2].weights)
+    # and not only by their first weights
+    assert not torch.equal(runs[0].random.uniform(8), runs[2].random.uniform(8))
+
+
+def test_the_network_is_the_weights(digits):
+    run = started("R/ST-FCN affine", digits)
+    before = [parameter.detach().clone() for parameter in run.parameters]
+    run.step()
+    moved = [not torch.equal(a, b) for a, b in zip(run.parameters, before, strict=True)]
+    assert all(moved[-6:])  # of the classification network
+    run.weights.zero_()
+    assert all(not parameter.any() for parameter in run.parameters)
+
+
+def test_a_step_is_that_of_sgd(digits):
+    """Against torch's own optimiser on the same batches."""
+    run, other = started("R/FCN", digits), started("R/FCN", digits)
+    optimiser = torch.optim.SGD(other.network.parameters(), lr=0.01, momentum=0.9)
+    for _ in range(3):
+        run.step()
+        settings = other.cell.settings
+        chosen = (other.random.uniform(settings.batch) * len(other.labels)).long()
+        drawn = other.distortion.draw(settings.batch, other.random)
+        scores = other.network(other.distortion.apply(other.images[chosen], drawn))
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(scores, other.labels[chosen]).backward()
+        optimiser.step()
+    torch.testing.assert_close(run.weights, other.weights, rtol=1e-6, atol=1e-7)
+
+
+def test_a_run_learns(digits):
+    run = started("R/FCN", digits, rate=0.05, batch=64)
+    for _ in range(20):
+        run.step()
+    first = run.means(20)
+    for _ in range(180):
+        run.step()
+    run.means(160)
+    for _ in range(20):
+        run.step()
+    last = run.means(20)
+    assert last[0] < 0.6 * first[0]
+    assert last[1] < 0.6 * first[1]
+    assert run.error() < 50
+
+
+def test_the_error_is_that_of_the_fixed_set(digits):
+    run = started("RTS/FCN", digits)
+    fixed = fixed_set("RTS", digits)
+    wrong = run.network(fixed.images).argmax(1) != fixed.labels
+    assert run.error() == pytest.approx(100 * wrong.double().mean().item())
+    assert len(fixed.labels) == 300
+
+
+def test_held_out_digits_are_not_trained_on(digits):
+    found = held_out(digits, 100)
+    assert len(found.train.labels) == 1397
+    assert torch.equal(found.test.images, digits.train.images[-100:])
+    assert held_out(digits, 0) is digits
+    assert found.name != digits.name
+    with pytest.raises(ValueError, match="held_out must be less than the 1,497 training digits, got 1,497"):
+        held_out(digits, 1497)
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path):
+    path = tmp_path / "run.safetensors"
+    for content in (b"", b"not one", (8).to_bytes(8, "little") + b"{}      "):
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"run\.safetensors is no checkpoint"):
+            checkpoints.load(path)
