@@ -135,6 +135,6 @@ def test_too_few_parameters_are_named():
 
 
 def test_images_too_small_for_the_cnn_are_named():
-    with pytest.raises(ValueError, match="images of 21 px are too small for the CNN"):
-        networks.convolutional(21, 4)
-    assert networks.convolutional(22, 4)(torch.rand(1, 1, 22, 22)).shape == (1, 10)
+    with pytest.raises(ValueError, match="images of 23 px are too small for the CNN: 24 px are"):
+        networks.convolutional(23, 4)
+    assert networks.convolutional(24, 4)(torch.rand(1, 1, 24, 24)).shape == (1, 10)

@@ -25,7 +25,7 @@ def digits(one_thread):
 def small(name, **changes):
     """A cell with a small network and small batches."""
     cell = CELLS[name]
-    given = {"parameters": 60_000, "batch": 32, "steps": 60, **changes}
+    given = {"parameters": 150_000, "batch": 32, "steps": 60, **changes}
     return dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, **given))
 
 

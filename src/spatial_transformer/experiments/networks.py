@@ -72,7 +72,7 @@ def convolutional(size: int, filters: int) -> nn.Sequential:
     """CNN: 9 x 9 and 7 x 7 convolutions without padding, each followed by 2 x 2 max-pooling."""
     left = ((size - 8) // 2 - 6) // 2
     if left < 1:
-        raise ValueError(f"images of {size} px are too small for the CNN: 22 px are the least")
+        raise ValueError(f"images of {size} px are too small for the CNN: 24 px are the least")
     return nn.Sequential(
         nn.Conv2d(1, filters, 9), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(filters, filters, 7), nn.ReLU(), nn.MaxPool2d(2),

@@ -67,7 +67,7 @@ class Settings:
                 near = difflib.get_close_matches(name, known, n=1)
                 meant = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
                 raise ValueError(f"there is no setting {name!r}{meant}")
-            kind = type(known[name].default)
+            kind: Any = type(known[name].default)
             try:
                 values[name] = kind(text)
             except ValueError:
