@@ -510,7 +510,7 @@ def batch():
 def loss(model, image):
     return model(image).square().mean()
 
-def work(rank, path, queue):
+def work(rank, path, queue, done):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
     model = torch.nn.parallel.DistributedDataParallel(module())
@@ -518,16 +518,18 @@ def work(rank, path, queue):
         model.zero_grad()
         loss(model, batch()[3 * rank : 3 * rank + 3]).backward()
     queue.put((rank, [p.grad.numpy().copy() for p in model.parameters()]))
-    dist.barrier()
+    done.wait(200)  # one that leaves while the other is still in a collective can take it down
+    del model
     dist.destroy_process_group()
 
 if __name__ == "__main__":
     context = mp.get_context("spawn")
-    queue = context.Queue()
-    workers = [context.Process(target=work, args=(rank, sys.argv[1], queue)) for rank in range(2)]
+    queue, done = context.Queue(), context.Event()
+    workers = [context.Process(target=work, args=(rank, sys.argv[1], queue, done)) for rank in range(2)]
     for worker in workers:
         worker.start()
     found = dict(queue.get(timeout=200) for _ in workers)
+    done.set()
     for worker in workers:
         worker.join(60)
         assert worker.exitcode == 0

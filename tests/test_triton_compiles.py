@@ -21,9 +21,8 @@ def test_every_kernel_compiles():
         [sys.executable, SCRIPT], env=environment, capture_output=True, text=True, timeout=600, check=False
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    lines = [line.split() for line in run.stdout.splitlines()]
-    assert {name for name, *_ in lines} == {"_forward", "_gather", "_backward"}
-    assert len(lines) >= 44
+    fast, rest = ([line.split() for line in part.splitlines()] for part in run.stdout.split("the others\n"))
+    assert {name for name, *_ in fast} == {name for name, *_ in rest} == {"_forward", "_gather", "_backward"}
+    assert (len(fast), len(rest)) == (24, 20)
     # Registers that spill to memory are what a change must not bring in where speed counts.
-    spilled = [(name, int(stack)) for name, _, stack in lines[:15] if int(stack) > 64]
-    assert not spilled
+    assert not [(name, int(stack)) for name, _, stack in fast if int(stack) > 0]
