@@ -294,6 +294,23 @@ def test_plain_files_are_unpacked(tmp_path):
     assert (archives.unpack(tmp_path / "good.zip", tmp_path / "zip") / "a/b.txt").read_bytes() == b"text"
 
 
+def test_an_archive_of_a_folder_itself_is_unpacked(tmp_path):
+    tar = tar_with(tmp_path / "dot.tar.gz", (".", tarfile.DIRTYPE, b""), ("./a/b.txt", tarfile.REGTYPE, b"text"))
+    assert (archives.unpack(tar, tmp_path / "out") / "a/b.txt").read_bytes() == b"text"
+
+
+def test_an_encrypted_zip_is_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "locked.zip", "w") as file:
+        file.writestr("a", b"text")
+    content = bytearray((tmp_path / "locked.zip").read_bytes())
+    content[6] |= 1  # the flag, in the member's header and in the list at the end
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    (tmp_path / "locked.zip").write_bytes(content)
+    with pytest.raises(archives.ArchiveError, match=r"locked\.zip is broken.*encrypted"):
+        archives.unpack(tmp_path / "locked.zip", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

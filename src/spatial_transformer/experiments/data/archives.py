@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import lzma
 import shutil
 import tarfile
 import tempfile
@@ -61,7 +62,10 @@ def naming(archive: Path) -> Iterator[None]:
     """Whatever shows that an archive is broken becomes one error, which names it."""
     try:
         yield
-    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
+    except (
+        tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError,
+        RuntimeError,  # zipfile's, of a member that is encrypted or packed in a way it does not know
+    ) as error:  # fmt: skip
         raise ArchiveError(f"{archive} is broken: {error}") from error
 
 
@@ -92,7 +96,8 @@ def zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
 def safe(name: str, archive: Path) -> None:
     """Raises where a path is absolute, climbs out of its folder, or means something else on Windows."""
     path = PurePosixPath(name)
-    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or ":" in path.parts[:1][0]:
+    drive = any(":" in part for part in path.parts[:1])  # "." alone, as `tar .` begins, has no parts
+    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or drive:
         raise ArchiveError(f"{archive} holds {name!r}, a path that leaves its folder")
 
 
