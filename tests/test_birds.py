@@ -58,6 +58,18 @@ def test_an_archive(tmp_path):
     assert said == []
 
 
+def test_an_archive_that_was_replaced_is_read_anew(tmp_path):
+    (tmp_path / "data").mkdir()
+    for colour in ("black", "white"):
+        folder = write_birds(tmp_path / "made")
+        Image.new("RGB", (60, 40), colour).save(folder / "images" / BIRD_NAMES[0])
+        with tarfile.open(tmp_path / "data" / f"{birds.NAME}.tgz", "w:gz") as tar:
+            tar.add(folder, birds.NAME)
+        assert (load(tmp_path / "data").image(0).min() == 255) == (colour == "white")
+    (tmp_path / "data" / f"{birds.NAME}.tgz").unlink()
+    assert load(tmp_path / "data").image(0).min() == 255
+
+
 def test_an_archive_with_links_is_refused(tmp_path):
     folder = write_birds(tmp_path / "made")
     (folder / "link").symlink_to("/etc/passwd")

@@ -295,7 +295,9 @@ def test_plain_files_are_unpacked(tmp_path):
 
 
 def test_an_archive_of_a_folder_itself_is_unpacked(tmp_path):
-    tar = tar_with(tmp_path / "dot.tar.gz", (".", tarfile.DIRTYPE, b""), ("./a/b.txt", tarfile.REGTYPE, b"text"))
+    tar = tar_with(
+        tmp_path / "dot.tar.gz", (".", tarfile.DIRTYPE, b""), ("./a/b.txt", tarfile.REGTYPE, b"text")
+    )
     assert (archives.unpack(tar, tmp_path / "out") / "a/b.txt").read_bytes() == b"text"
 
 

@@ -76,6 +76,25 @@ def test_an_archive(tmp_path, kind):
     assert said == []  # neither unpacked nor cropped again
 
 
+def test_an_archive_that_was_replaced_is_read_anew(tmp_path):
+    folder = write_svhn(tmp_path / "made" / "test")
+
+    def archived(name):
+        with tarfile.open(tmp_path / "test.tar", "w") as tar:
+            tar.add(folder, name)
+
+    archived("elsewhere")
+    with pytest.raises(svhn.SvhnError, match="neither"):
+        load(tmp_path, "test")
+    archived("test")
+    assert len(load(tmp_path, "test").labels) == 4
+    (folder / "digitStruct.json").write_text(json.dumps(SVHN_ROWS[:2]))
+    archived("test")
+    assert len(load(tmp_path, "test").labels) == 2
+    (tmp_path / "test.tar").unlink()
+    assert len(load(tmp_path, "test").labels) == 2  # what was unpacked is enough
+
+
 def test_an_archive_that_would_write_elsewhere(tmp_path):
     folder = write_svhn(tmp_path / "made" / "test")
     with tarfile.open(tmp_path / "test.tar.gz", "w:gz") as tar:

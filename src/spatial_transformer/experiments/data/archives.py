@@ -10,7 +10,7 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
@@ -18,25 +18,42 @@ from typing import IO, cast
 from ..extra import extra
 
 KINDS = (".tar", ".tar.gz", ".tgz", ".zip")
+MARK = ".unpacked-from"  # a file in what is unpacked: the archive's name, size and time
 
 
 class ArchiveError(ValueError):
     """An archive that is broken, or that holds what must not be unpacked."""
 
 
-def unpack(archive: Path, folder: Path) -> Path:
+def unpack(archive: Path, folder: Path, *, say: Callable[[str], None] = lambda line: None) -> Path:
     """All members of an archive under ``folder``, which appears when they are complete, or not at all.
 
-    Of two processes that ask at once one unpacks, and the other waits.
+    Of two processes that ask at once one unpacks, and the other waits. An archive that has changed since is
+    unpacked anew, in place of what it held before.
     """
+    if holds(folder, archive):
+        return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with extra("filelock").FileLock(folder.parent / f".{folder.name}.lock"):
-        if not folder.exists():
+        if not holds(folder, archive):
+            say(f"unpacking {archive} into {folder}")
             unpack_into(folder, archive)
     return folder
 
 
+def holds(folder: Path, archive: Path) -> bool:
+    """Whether a folder was unpacked from an archive, as that is now."""
+    mark = folder / MARK
+    return mark.is_file() and mark.read_text() == known_by(archive)
+
+
+def known_by(archive: Path) -> str:
+    stat = archive.stat()
+    return f"{archive.name} {stat.st_size} {stat.st_mtime_ns}"
+
+
 def unpack_into(folder: Path, archive: Path) -> None:
+    mark = known_by(archive)  # as it is before it is read: what changes meanwhile is unpacked once more
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         with naming(archive):
@@ -45,7 +62,10 @@ def unpack_into(folder: Path, archive: Path) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with target.open("wb") as file:
                     shutil.copyfileobj(content, file)
+        (part / MARK).write_text(mark)
         part.chmod(0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
         part.rename(folder)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)

@@ -34,7 +34,7 @@ from .random_numbers import RandomNumbers
 
 NAME = "CUB_200_2011"
 UNPACKED = "cub/unpacked"
-FOLDERS = (NAME, f"cub/{NAME}", f"{UNPACKED}/{NAME}")
+FOLDERS = (NAME, f"cub/{NAME}")
 ARCHIVES = tuple(f"{folder}{NAME}{kind}" for folder in ("", "cub/") for kind in archives.KINDS)
 LISTS = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "bounding_boxes.txt", "classes.txt")
 LONGEST = 512  # of a cached image's shorter side
@@ -170,8 +170,11 @@ def load(data_dir: str | Path | None = None, *, say: Say = say) -> Birds:
 
 def where(data_dir: str | Path | None = None) -> Path | None:
     """The folder with the lists, or else the archive; None where there is neither."""
-    folders = [folder for folder in look(FOLDERS, data_dir) if (folder / LISTS[0]).is_file()]
-    return next(iter(folders + look(ARCHIVES, data_dir)), None)
+    folders, unpacked = (
+        [folder for folder in look(paths, data_dir) if (folder / LISTS[0]).is_file()]
+        for paths in (FOLDERS, [f"{UNPACKED}/{NAME}"])
+    )
+    return next(iter(folders + look(ARCHIVES, data_dir) + unpacked), None)  # its archive may be gone
 
 
 def find(data_dir: str | Path | None = None, *, say: Say = say) -> Path | None:
@@ -179,9 +182,8 @@ def find(data_dir: str | Path | None = None, *, say: Say = say) -> Path | None:
     found = where(data_dir)
     if found is None or found.is_dir():
         return found
-    unpacked = home(data_dir) / UNPACKED
-    say(f"unpacking {found} into {unpacked}")
-    return archives.unpack(found, unpacked) / NAME
+    held = [folder for folder in look([UNPACKED], data_dir) if archives.holds(folder, found)]
+    return (held[0] if held else archives.unpack(found, home(data_dir) / UNPACKED, say=say)) / NAME
 
 
 def read_lists(folder: Path) -> Lists:

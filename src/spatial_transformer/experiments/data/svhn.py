@@ -42,6 +42,7 @@ from .random_numbers import RandomNumbers
 
 SPLITS = ("train", "test", "extra")
 FOLDERS = ("svhn", "SVHN", ".")
+UNPACKED = "svhn/unpacked"
 DIGITS = 5  # that a label holds
 NULL = 10  # the class of the places after the last digit
 LOOSE, TIGHT = 128, 64
@@ -125,10 +126,11 @@ def where(split: str, data_dir: str | Path | None = None) -> Path | None:
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     folders = [folder / split for folder in look(FOLDERS, data_dir)]
-    folders += [path / split for path in look([f"svhn/unpacked/{split}"], data_dir)]
     tars = [folder.with_name(f"{split}{kind}") for folder in folders for kind in archives.KINDS]
+    unpacked = [path / split for path in look([f"{UNPACKED}/{split}"], data_dir)]  # whose archive may be gone
     found = [folder for folder in folders if structure_file(folder) is not None]
-    return next(iter(found + [tar for tar in tars if tar.is_file()]), None)
+    found += [tar for tar in tars if tar.is_file()]
+    return next(iter(found + [folder for folder in unpacked if structure_file(folder) is not None]), None)
 
 
 def find(split: str, data_dir: str | Path | None = None, *, say: Say = say) -> Path | None:
@@ -136,9 +138,9 @@ def find(split: str, data_dir: str | Path | None = None, *, say: Say = say) -> P
     found = where(split, data_dir)
     if found is None or found.is_dir():
         return found
-    unpacked = home(data_dir) / "svhn" / "unpacked" / split
-    say(f"unpacking {found} into {unpacked}")
-    return archives.unpack(found, unpacked) / split
+    path = f"{UNPACKED}/{split}"
+    held = [folder for folder in look([path], data_dir) if archives.holds(folder, found)]
+    return (held[0] if held else archives.unpack(found, home(data_dir) / path, say=say)) / split
 
 
 def structure_file(folder: Path) -> Path | None:
