@@ -130,6 +130,23 @@ def test_the_cache_follows_the_files(tmp_path):
     assert load(tmp_path).image(0).min() == 255
 
 
+@pytest.mark.parametrize("name", ["*.bin", "*.npz"])
+@pytest.mark.parametrize("how", ["cut", "empty", "gone"])
+def test_a_broken_cache_is_named_and_made_again(tmp_path, name, how):
+    write_birds(tmp_path)
+    whole = load(tmp_path).image(3).clone()  # a copy: the file will be cut
+    (path,) = (tmp_path / "cub/cache").glob(name)
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-300] if how == "cut" else b"")
+    said = []
+    again = birds.load(tmp_path, say=said.append)
+    assert torch.equal(again.image(3), whole)
+    assert any("is broken" in line for line in said) or (name, how) == ("*.bin", "gone")
+    assert any(line.startswith("decoding") for line in said)
+
+
 # Batches
 
 

@@ -231,6 +231,40 @@ def test_the_cache_follows_the_files(tmp_path):
     assert load(tmp_path).loose[0].min() == 255
 
 
+@pytest.mark.parametrize("name", ["*.npy", "*.npz"])
+@pytest.mark.parametrize("how", ["cut", "empty", "gone", "other"])
+def test_a_broken_cache_is_named_and_made_again(tmp_path, name, how):
+    folder = write_svhn(tmp_path / "train")
+    whole, labels = load(tmp_path).loose.clone(), load(tmp_path).labels  # a copy: the file will be cut
+    (path,) = (tmp_path / "svhn/cache").glob(name)
+    if how == "gone":
+        path.unlink()
+    elif how == "other":  # a file of its kind, of another number of images
+        (folder / "digitStruct.json").write_text(json.dumps(SVHN_ROWS[:2]))
+        load(tmp_path)
+        (other,) = set((tmp_path / "svhn/cache").glob(name)) - {path}
+        path.write_bytes(other.read_bytes())
+        (folder / "digitStruct.json").write_text(json.dumps(SVHN_ROWS))
+    else:
+        path.write_bytes(path.read_bytes()[:-100] if how == "cut" else b"")
+    said = []
+    again = svhn.load("train", tmp_path, say=said.append)
+    assert torch.equal(again.loose, whole)
+    assert torch.equal(again.labels, labels)
+    assert any("is broken" in line for line in said) or (name, how) == ("*.npy", "gone")
+    assert any(line.startswith("cropping") for line in said)
+
+
+def test_a_cache_is_read_with_nothing_written(tmp_path):
+    write_svhn(tmp_path / "train")
+    load(tmp_path)
+    for lock in tmp_path.rglob("*.lock"):
+        lock.unlink()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    load(tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
 def test_crops_can_be_written_to_without_touching_the_file(tmp_path):
     write_svhn(tmp_path / "train")
     load(tmp_path).loose.zero_()

@@ -28,12 +28,13 @@ from torch import Tensor
 from ... import families, sampling
 from ..extra import extra
 from . import archives
-from .fetch import Say, in_one_step, say
+from .fetch import BROKEN, Say, in_one_step, say
 from .places import home, look, looked
 from .random_numbers import RandomNumbers
 
 NAME = "CUB_200_2011"
 UNPACKED = "cub/unpacked"
+CACHE = "cub/cache"
 FOLDERS = (NAME, f"cub/{NAME}")
 ARCHIVES = tuple(f"{folder}{NAME}{kind}" for folder in ("", "cub/") for kind in archives.KINDS)
 LISTS = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "bounding_boxes.txt", "classes.txt")
@@ -155,14 +156,19 @@ def load(data_dir: str | Path | None = None, *, say: Say = say) -> Birds:
     if folder is None:
         raise FileNotFoundError(f"CUB-200-2011 is not here: no {NAME} or {NAME}.tgz in {looked(data_dir)}")
     lists = read_lists(folder)
-    cache = home(data_dir) / "cub" / "cache"
-    cache.mkdir(parents=True, exist_ok=True)
     stem = f"images-{fingerprint(folder)}"
-    pixels, index = cache / f"{stem}.bin", cache / f"{stem}.npz"
+    cached = kept(data_dir, stem, lists, say)
+    if cached is not None:  # with nothing written, not even a lock
+        return cached
+    cache = home(data_dir) / CACHE
+    cache.mkdir(parents=True, exist_ok=True)
     with extra("filelock").FileLock(cache / ".lock"):
-        if not pixels.exists():  # it is written last
+        cached = kept(data_dir, stem, lists, lambda line: None)
+        if cached is None:
+            pixels, index = cache / f"{stem}.bin", cache / f"{stem}.npz"
             build(folder, lists, pixels, index, say)
-    return opened(lists, pixels, index)
+            cached = opened(lists, pixels, index)
+    return cached
 
 
 # Where it is, and what its lists say
@@ -271,10 +277,24 @@ def decode(path: Path) -> tuple[np.ndarray[Any, Any], float]:
     return np.array(image), scale
 
 
+def kept(data_dir: str | Path | None, stem: str, lists: Lists, say: Say) -> Birds | None:
+    """What is cached under that name in one of the places; what is broken is named and passed over."""
+    for pixels in look([f"{CACHE}/{stem}.bin"], data_dir):  # the pixels are written last
+        try:
+            return opened(lists, pixels, pixels.with_suffix(".npz"))
+        except BROKEN as error:
+            say(f"{pixels} is broken ({error}) and is not used")
+    return None
+
+
 def opened(lists: Lists, pixels: Path, index: Path) -> Birds:
-    held: Mapping[str, Any] = np.load(index)
+    with np.load(index) as file:
+        held: Mapping[str, Any] = dict(file)
     sizes = torch.from_numpy(held["sizes"])
     areas = sizes.prod(1)
+    given, expected = pixels.stat().st_size, 3 * int(areas.sum())
+    if given != expected:
+        raise BirdsError(f"{given:,} bytes, expected {expected:,}")
     memory = np.memmap(pixels, np.uint8, mode="c").reshape(-1, 3)  # written to in memory alone
     return Birds(
         torch.from_numpy(memory),

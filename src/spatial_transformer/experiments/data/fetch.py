@@ -6,6 +6,7 @@ import hashlib
 import os
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException
@@ -21,6 +22,9 @@ ROUNDS = 2  # how often each address is tried
 PAUSE = 1.0  # seconds between rounds
 
 Say = Callable[[str], None]
+
+# What numpy raises of a file of its own that was cut short, or changed.
+BROKEN = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
 
 
 class Wheel(NamedTuple):

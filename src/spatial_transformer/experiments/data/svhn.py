@@ -36,13 +36,14 @@ from torch import Tensor
 from ... import families, sampling
 from ..extra import extra
 from . import archives
-from .fetch import Say, in_one_step, say
+from .fetch import BROKEN, Say, in_one_step, say
 from .places import home, look, looked
 from .random_numbers import RandomNumbers
 
 SPLITS = ("train", "test", "extra")
 FOLDERS = ("svhn", "SVHN", ".")
 UNPACKED = "svhn/unpacked"
+CACHE = "svhn/cache"
 DIGITS = 5  # that a label holds
 NULL = 10  # the class of the places after the last digit
 LOOSE, TIGHT = 128, 64
@@ -102,14 +103,19 @@ def load(split: str, data_dir: str | Path | None = None, *, say: Say = say) -> H
             f"{looked(data_dir)}"
         )
     structure = structure_file(folder)
-    cache = home(data_dir) / "svhn" / "cache"
-    cache.mkdir(parents=True, exist_ok=True)
     stem = f"{split}-{fingerprint(folder, structure)}"
-    crops, index = cache / f"{stem}.npy", cache / f"{stem}.npz"
+    cached = kept(data_dir, stem, say)
+    if cached is not None:  # with nothing written, not even a lock
+        return cached
+    cache = home(data_dir) / CACHE
+    cache.mkdir(parents=True, exist_ok=True)
     with extra("filelock").FileLock(cache / f".{split}.lock"):
-        if not crops.exists():  # it is written last
+        cached = kept(data_dir, stem, lambda line: None)
+        if cached is None:
+            crops, index = cache / f"{stem}.npy", cache / f"{stem}.npz"
             build(folder, read_structure(structure), crops, index, say)
-    return opened(crops, index)
+            cached = opened(crops, index)
+    return cached
 
 
 def validation_split(count: int, held_out: int = VALIDATION) -> tuple[Tensor, Tensor]:
@@ -338,9 +344,22 @@ def crop_theta(entry: Entry, width: int, height: int) -> list[float]:
     ]  # fmt: skip
 
 
+def kept(data_dir: str | Path | None, stem: str, say: Say) -> HouseNumbers | None:
+    """What is cached under that name in one of the places; what is broken is named and passed over."""
+    for crops in look([f"{CACHE}/{stem}.npy"], data_dir):  # the crops are written last
+        try:
+            return opened(crops, crops.with_suffix(".npz"))
+        except BROKEN as error:
+            say(f"{crops} is broken ({error}) and is not used")
+    return None
+
+
 def opened(crops: Path, index: Path) -> HouseNumbers:
-    held = np.load(index)
+    with np.load(index) as file:
+        held = dict(file)
     loose = np.load(crops, mmap_mode="c")  # written to in memory alone
+    if loose.shape != (len(held["labels"]), 3, LOOSE, LOOSE):
+        raise SvhnError(f"crops of shape {loose.shape} for {len(held['labels'])} labels")
     return HouseNumbers(
         torch.from_numpy(loose),
         torch.from_numpy(held["labels"]),
