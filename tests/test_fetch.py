@@ -86,6 +86,20 @@ def test_places_in_order(monkeypatch, tmp_path):
     assert places.places() == found[2:]
 
 
+def test_what_is_put_goes_where_it_can(monkeypatch, tmp_path):
+    """A shared folder may be there to be read only."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(places.VARIABLE, str(tmp_path / "variable" / "not yet"))
+    (tmp_path / "shared").mkdir()
+    assert places.home(tmp_path / "shared") == tmp_path / "shared"
+    monkeypatch.setattr(places.os, "access", lambda path, mode: path != tmp_path / "shared")
+    assert places.home(tmp_path / "shared") == tmp_path / "variable" / "not yet"
+    assert places.home(tmp_path / "shared" / "below") == tmp_path / "variable" / "not yet"
+    assert places.home() == tmp_path / "variable" / "not yet"
+    monkeypatch.setattr(places.os, "access", lambda path, mode: False)
+    assert places.home(tmp_path / "shared") == tmp_path / "shared"
+
+
 def test_looking_follows_the_order(monkeypatch, tmp_path):
     monkeypatch.setenv(places.VARIABLE, str(tmp_path / "variable"))
     for place in ("variable", "given"):
