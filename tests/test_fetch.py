@@ -34,6 +34,11 @@ def server():
         def do_GET(self):
             made.asked[self.path] += 1
             made.headers.append(dict(self.headers))
+            if self.path in made.moved:
+                self.send_response(302)
+                self.send_header("Location", made.moved[self.path])
+                self.end_headers()
+                return
             content = made.files.get(self.path)
             if content is None:
                 self.send_error(404)
@@ -47,7 +52,7 @@ def server():
             pass
 
     made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    made.files, made.asked, made.headers, made.missing = {}, Counter(), [], 0
+    made.files, made.asked, made.headers, made.missing, made.moved = {}, Counter(), [], 0, {}
     made.url = f"http://127.0.0.1:{made.server_port}"
     threading.Thread(target=made.serve_forever, daemon=True).start()
     yield made
@@ -140,6 +145,13 @@ def test_a_wrong_digest_is_named_and_nothing_is_left(server, tmp_path):
         fetch.fetch(remote(f"{server.url}/wrong"), tmp_path, say=lambda line: None)
     assert left_over(tmp_path) == []
     assert server.asked["/wrong"] == 1  # it would be wrong again
+
+
+def test_whoever_sends_without_end_is_cut_off(server, tmp_path):
+    server.files["/long"] = CONTENT + bytes(10 * fetch.CHUNK)
+    with pytest.raises(fetch.FetchError, match=r"more than the 1,280,000 bytes expected"):
+        fetch.fetch(remote(f"{server.url}/long"), tmp_path, say=lambda line: None)
+    assert left_over(tmp_path) == []
 
 
 def test_a_connection_that_breaks_is_tried_again(server, tmp_path):
@@ -274,6 +286,18 @@ def test_a_login_is_sent_and_not_shown(server, tmp_path, monkeypatch):
     assert server.headers
     assert all(headers["Authorization"].startswith("Basic ") for headers in server.headers)
     assert "word" not in "".join(said) + str(failed.value)
+
+
+def test_a_login_does_not_follow_a_redirection_to_another_host(server, tmp_path):
+    login = server.url.replace("http://", "http://me:secret@")
+    other = server.url.replace("127.0.0.1", "localhost")
+    server.files |= {"/there": CONTENT}
+    for target, sent in ((f"{server.url}/there", True), (f"{other}/there", False)):
+        server.moved, server.headers[:] = {"/here": target}, []
+        folder = tmp_path / str(sent)
+        fetch.fetch(remote(f"{login}/here"), folder, say=lambda line: None)
+        assert (folder / "thing.bin").read_bytes() == CONTENT
+        assert ["Authorization" in headers for headers in server.headers] == [True, sent]
 
 
 def test_a_login_stays_with_its_host():
