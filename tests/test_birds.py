@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import tarfile
+import time
 
 import numpy as np
 import pytest
@@ -120,6 +122,27 @@ def test_a_broken_image_is_named_and_nothing_is_left(tmp_path):
     assert not [p for p in (tmp_path / "cub").rglob("*") if p.suffix in (".bin", ".npz", ".part")]
 
 
+def test_two_processes_make_one_cache(tmp_path, monkeypatch):
+    write_birds(tmp_path)
+    build = birds.build
+
+    def slowly(*arguments):
+        with (tmp_path / "log").open("a") as log:
+            log.write("making\n")
+        time.sleep(0.3)
+        build(*arguments)
+
+    monkeypatch.setattr(birds, "build", slowly)
+    context = multiprocessing.get_context("fork")
+    both = [context.Process(target=birds.load, args=(tmp_path,)) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join(60)
+    assert [one.exitcode for one in both] == [0, 0]
+    assert (tmp_path / "log").read_text() == "making\n"
+
+
 def test_the_cache_follows_the_files(tmp_path):
     folder = write_birds(tmp_path)
     load(tmp_path)
@@ -145,6 +168,40 @@ def test_a_broken_cache_is_named_and_made_again(tmp_path, name, how):
     assert torch.equal(again.image(3), whole)
     assert any("is broken" in line for line in said) or (name, how) == ("*.bin", "gone")
     assert any(line.startswith("decoding") for line in said)
+
+
+def test_pixels_can_be_written_to_without_touching_the_file(tmp_path):
+    write_birds(tmp_path)
+    load(tmp_path).pixels.zero_()
+    assert load(tmp_path).pixels.max() > 0
+
+
+def test_an_image_of_the_same_size_is_noticed_by_its_time(tmp_path):
+    path = write_birds(tmp_path) / "images" / BIRD_NAMES[0]
+    load(tmp_path)
+    os.utime(path, (1, 1))
+    said = []
+    birds.load(tmp_path, say=said.append)
+    assert any(line.startswith("decoding") for line in said)
+
+
+def test_what_is_too_large_is_reduced_smoothly(tmp_path):
+    stripes = np.zeros((1024, 1024, 3), np.uint8)
+    stripes[:, ::2] = 255
+    Image.fromarray(stripes).save(tmp_path / "stripes.png")
+    image, scale = birds.decode(tmp_path / "stripes.png")
+    assert (image.shape, scale) == ((512, 512, 3), 0.5)
+    assert abs(int(image[256, 256, 0]) - 127) < 10
+
+
+def test_classes_are_ordered_as_numbers(tmp_path):
+    folder = write_birds(tmp_path)
+    lines = {1: "001.Class_1", 2: "002.Class_2", 10: "003.Class_3"}
+    (folder / "classes.txt").write_text("".join(f"{number} {name}\n" for number, name in lines.items()))
+    labels = folder / "image_class_labels.txt"
+    labels.write_text(labels.read_text().replace(" 3\n", " 10\n"))
+    assert load(tmp_path).classes == list(lines.values())
+    assert load(tmp_path).labels.tolist() == [0, 1, 0, 2]
 
 
 # Batches

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import shutil
 import tarfile
 import time
 from pathlib import Path
@@ -104,6 +106,20 @@ def test_an_archive_that_would_write_elsewhere(tmp_path):
         load(tmp_path, "test")
     assert not (tmp_path.parent / "outside.png").exists()
     assert not (tmp_path / "svhn/unpacked/test").exists()
+
+
+def test_the_conversion_is_read_first(tmp_path):
+    """It is read in a second and not in a minute."""
+    folder = write_svhn(tmp_path / "train")
+    (folder / "digitStruct.mat").write_bytes(b"not opened")
+    assert len(load(tmp_path).labels) == 4
+
+
+def test_threads_are_as_many_as_before(tmp_path):
+    torch.set_num_threads(2)  # the fixture puts back what there was
+    write_svhn(tmp_path / "train")
+    load(tmp_path)
+    assert torch.get_num_threads() == 2
 
 
 def test_it_says_where_it_looked(tmp_path):
@@ -215,6 +231,30 @@ def test_a_broken_structure_is_named(tmp_path, name, content):
 
 
 # The cache
+
+
+def test_two_processes_make_one_cache(tmp_path, monkeypatch):
+    write_svhn(tmp_path / "train")
+    write_svhn(tmp_path / "made/train")
+    load(tmp_path / "made")
+    (crops_made,), (index_made,) = ((tmp_path / "made/svhn/cache").glob(kind) for kind in ("*.npy", "*.npz"))
+
+    def slowly(folder, entries, crops, index, say):  # copies: not every kernel survives a fork
+        with (tmp_path / "log").open("a") as log:
+            log.write("making\n")
+        time.sleep(0.3)
+        shutil.copy(index_made, index)
+        shutil.copy(crops_made, crops)
+
+    monkeypatch.setattr(svhn, "build", slowly)
+    context = multiprocessing.get_context("fork")
+    both = [context.Process(target=svhn.load, args=("train", tmp_path)) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join(60)
+    assert [one.exitcode for one in both] == [0, 0]
+    assert (tmp_path / "log").read_text() == "making\n"
 
 
 def test_the_cache_follows_the_files(tmp_path):
