@@ -95,11 +95,28 @@ def test_it_says_where_it_looked(tmp_path):
         ({"bounding_boxes.txt": ["1 5 6 20", "2 0 0 5 7", "3 1 1 3 2", "4 5 6 1 1"]}, "boxes.txt is broken"),
         ({"classes.txt": ["1"]}, r"classes\.txt is broken"),
         ({"images.txt": []}, r"images\.txt is broken"),
+        ({"bounding_boxes.txt": [f"{i} 5 6" for i in (1, 2, 3, 4)]}, "boxes.txt is broken"),
+        ({"classes.txt": ["one 001.Class_1"]}, r"classes\.txt is broken: ids have to be numbers"),
+        ({"train_test_split.txt": ["1 1", "2 0", "3 0", "4 yes"]}, r"train_test_split\.txt is broken"),
+        ({"train_test_split.txt": ["1 1", "2 0", "3 0", "4 1", "4 0"]}, "an id is there twice"),
     ],
 )
 def test_broken_lists_are_named(tmp_path, changed, message):
     write_birds(tmp_path, **changed)
     with pytest.raises(birds.BirdsError, match=message):
+        load(tmp_path)
+
+
+def test_lists_that_are_no_text_are_named(tmp_path):
+    (write_birds(tmp_path) / "images.txt").write_bytes(b"1 \xff\xfe.jpg\n")
+    with pytest.raises(birds.BirdsError, match=r"images\.txt is broken.*utf-8"):
+        load(tmp_path)
+
+
+def test_an_image_of_absurd_size_is_named(tmp_path, monkeypatch):
+    write_birds(tmp_path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(birds.BirdsError, match=r"cannot be read: .*exceeds limit"):
         load(tmp_path)
 
 

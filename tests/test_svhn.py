@@ -188,6 +188,34 @@ def test_what_is_left_out_is_counted(tmp_path, boxes, reason):
     assert found.loose.shape[0] == len(found.labels) == 4
 
 
+def test_a_box_far_larger_than_its_image_takes_no_more_time(tmp_path, monkeypatch):
+    limits, warp = [], svhn.sampling.warp
+
+    def seen(*arguments, antialias, **options):
+        limits.append(antialias)
+        return warp(*arguments, antialias=antialias, **options)
+
+    monkeypatch.setattr(svhn.sampling, "warp", seen)
+    write_svhn(tmp_path / "train", [{"filename": "1.png", "boxes": [box(1, -3, 3, 1e9, 20)]}])
+    assert load(tmp_path).left_out == []
+    assert limits == [2]  # 2.6 images of 60 pixels, for 128
+
+
+def test_an_image_of_absurd_size_is_named(tmp_path, monkeypatch):
+    write_svhn(tmp_path / "train")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(svhn.SvhnError, match=r"1\.png cannot be read: .*exceeds limit"):
+        load(tmp_path)
+    assert nothing_half_written(tmp_path)
+
+
+def test_a_name_that_is_no_text(tmp_path):
+    folder = write_svhn(tmp_path / "train")
+    (folder / "digitStruct.json").write_text(json.dumps([{**SVHN_ROWS[0], "filename": 7}]))
+    with pytest.raises(svhn.SvhnError, match="1 of 1 images are missing"):
+        load(tmp_path)
+
+
 def test_a_box_that_sticks_out_is_kept(tmp_path):
     write_svhn(tmp_path / "train", [{"filename": "1.png", "boxes": [box(1, -3, 30, 10, 20)]}])
     assert load(tmp_path).left_out == []

@@ -199,6 +199,10 @@ def read_lists(folder: Path) -> Lists:
         if sorted(tables[name]) != sorted(ids):
             raise BirdsError(f"{folder / name} and images.txt do not name the same images")
     classes = tables["classes.txt"]
+    if not all(number.isdecimal() for number in classes):
+        raise BirdsError(f"{folder / 'classes.txt'} is broken: ids have to be numbers")
+    if not set(tables["train_test_split.txt"].values()) <= {"0", "1"}:
+        raise BirdsError(f"{folder / 'train_test_split.txt'} is broken: every image is 1, to train on, or 0")
     order = {number: place for place, number in enumerate(sorted(classes, key=int))}
     given = tables["image_class_labels.txt"]
     for number in ids:
@@ -206,13 +210,14 @@ def read_lists(folder: Path) -> Lists:
             raise BirdsError(f"image {number} is of class {given[number]}, which classes.txt does not have")
     try:
         boxes = np.array([tables["bounding_boxes.txt"][number].split() for number in ids], np.float32)
+        boxes = boxes.reshape(len(ids), 4)
     except ValueError as error:
         raise BirdsError(f"{folder / 'bounding_boxes.txt'} is broken: {error}") from error
     return Lists(
         [tables["images.txt"][number] for number in ids],
         np.array([order[given[number]] for number in ids], np.int64),
         np.array([tables["train_test_split.txt"][number] == "1" for number in ids]),
-        boxes.reshape(-1, 4),
+        boxes,
         [classes[number] for number in order],
     )
 
@@ -221,10 +226,16 @@ def table(path: Path) -> dict[str, str]:
     """A list of an id and something on each line."""
     if not path.is_file():
         raise BirdsError(f"{path} is missing")
-    rows = [line.split(maxsplit=1) for line in path.read_text().splitlines() if line.strip()]
+    try:
+        rows = [line.split(maxsplit=1) for line in path.read_text("utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise BirdsError(f"{path} is broken: {error}") from error
     if not rows or any(len(row) != 2 for row in rows):
         raise BirdsError(f"{path} is broken: every line has to have an id and a value")
-    return {number: value.strip() for number, value in rows}
+    found = {number: value.strip() for number, value in rows}
+    if len(found) < len(rows):
+        raise BirdsError(f"{path} is broken: an id is there twice")
+    return found
 
 
 def fingerprint(folder: Path) -> str:
@@ -269,7 +280,7 @@ def decode(path: Path) -> tuple[np.ndarray[Any, Any], float]:
     try:
         with images.open(path) as file:
             image = file.convert("RGB")
-    except (OSError, SyntaxError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError, images.DecompressionBombError) as error:
         raise BirdsError(f"{path} cannot be read: {error}") from error
     scale = min(1.0, LONGEST / min(image.size))
     if scale < 1:

@@ -179,7 +179,7 @@ def read_structure(structure: Path | None) -> list[Entry]:
     read = read_json if structure.suffix == ".json" else read_mat
     try:
         entries = read(structure)
-    except (KeyError, TypeError, ValueError, OSError) as error:
+    except (LookupError, TypeError, ValueError, OSError, RuntimeError) as error:
         raise SvhnError(f"{structure} is broken: {error!r}") from error
     if not entries:
         raise SvhnError(f"{structure} names no image")
@@ -190,7 +190,8 @@ def read_json(path: Path) -> list[Entry]:
     rows = json.loads(path.read_text())
     return [
         Entry(
-            row["filename"], tuple(Box(*(float(box[field]) for field in Box._fields)) for box in row["boxes"])
+            str(row["filename"]),
+            tuple(Box(*(float(box[field]) for field in Box._fields)) for box in row["boxes"]),
         )
         for row in rows
     ]
@@ -306,7 +307,8 @@ def decoded(
             try:
                 with images.open(folder / entry.name) as file:
                     image = np.array(file.convert("RGB"))
-            except (OSError, SyntaxError, ValueError) as error:  # SyntaxError is Pillow's for a broken PNG
+            except (OSError, SyntaxError, ValueError, images.DecompressionBombError) as error:
+                # SyntaxError is Pillow's for a broken PNG
                 raise SvhnError(f"{folder / entry.name} cannot be read: {error}") from error
             reason = why_left_out(entry, (image.shape[1], image.shape[0]))
         if reason is not None:
@@ -320,14 +322,17 @@ def cropped(image: np.ndarray[Any, Any], entry: Entry) -> Tensor:
     height, width = image.shape[:2]
     pixels = torch.from_numpy(image).permute(2, 0, 1)[None].to(torch.float32)
     theta = crop_theta(entry, width, height)
-    shrunk = max(theta[0] * width, theta[4] * height) / LOOSE  # image pixels for one of the crop
+    # Image pixels for one of the crop. Time and memory go with them: a box far larger than the image is
+    # smoothed as one of the image's size would be.
+    most = GROWN * LOOSE / TIGHT
+    shrunk = max(min(theta[0], most) * width, min(theta[4], most) * height) / LOOSE
     seen = sampling.warp(
         pixels,
         torch.tensor([theta], dtype=torch.float32),
         families.Affine(),
         size=(LOOSE, LOOSE),
         padding="border",
-        antialias=math.ceil(shrunk) if shrunk > 1 else False,  # its time goes with the limit
+        antialias=math.ceil(shrunk) if shrunk > 1 else False,
     )
     return seen[0].round().clamp(0, 255).to(torch.uint8)
 
