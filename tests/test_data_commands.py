@@ -132,6 +132,8 @@ def test_sheets_of_digits_without_a_network(arguments, tmp_path, capsys):
     assert main(["data", "show", *arguments, *shape, "--data-dir", str(tmp_path), "--out", str(out)]) == 0
     said = capsys.readouterr()
     assert f"{out}: UCI digits" in said.out
+    if "--kind" in arguments:
+        assert f" {arguments[-1]}{'84' if arguments[0] == 'colocalisation' else ''}" in said.out
     assert ("stand in for MNIST" in said.err) == (arguments[0] != "uci-digits")
     found = pixels(out)
     assert found.ndim == 3

@@ -538,6 +538,7 @@ def test_a_fixed_set_is_its_batches(digits):
     assert [len(part.labels) for part in parts] == [BATCH, BATCH]
     assert torch.equal(whole.images[BATCH:], parts[1].images[: 300 - BATCH])
     assert torch.equal(whole.labels, digits.test.labels)
+    assert torch.equal(parts[1].labels[300 - BATCH :], digits.test.labels[: 2 * BATCH - 300])
     assert torch.equal(fixed_set("RTS", digits, count=7).images, whole.images[:7])
     assert not torch.equal(fixed_set("RTS", digits, count=7, seed=1).images, whole.images[:7])
 

@@ -300,6 +300,12 @@ def test_a_login_does_not_follow_a_redirection_to_another_host(server, tmp_path)
         assert ["Authorization" in headers for headers in server.headers] == [True, sent]
 
 
+def test_certificates_that_are_not_there_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_CERT", str(tmp_path / "none.pem"))
+    with pytest.raises(fetch.FetchError, match=r"none\.pem"):
+        fetch.fetch(remote("https://127.0.0.1:9/thing.bin"), tmp_path, say=lambda line: None)
+
+
 def test_a_login_stays_with_its_host():
     page = "https://name:word@index.example/simple/thing/"
     assert package_index.with_login_of(page, "https://index.example/f.whl").startswith("https://name:word@")
@@ -326,6 +332,7 @@ PLAIN = ("a/b.txt", tarfile.REGTYPE, b"text")
 def test_plain_files_are_unpacked(tmp_path):
     tar = tar_with(tmp_path / "good.tar.gz", ("a", tarfile.DIRTYPE, b""), PLAIN)
     assert (archives.unpack(tar, tmp_path / "tar") / "a/b.txt").read_bytes() == b"text"
+    assert stat.S_IMODE((tmp_path / "tar").stat().st_mode) == 0o755  # others may look, too
     with zipfile.ZipFile(tmp_path / "good.zip", "w") as file:
         file.writestr("a/", b"")
         file.writestr("a/b.txt", b"text")

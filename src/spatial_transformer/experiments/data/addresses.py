@@ -51,7 +51,10 @@ def opened(url: str) -> Any:
         context = ssl.create_default_context()
         authority = setting("cert")
         if authority:
-            context.load_verify_locations(authority)
+            try:
+                context.load_verify_locations(authority)
+            except OSError as error:  # it does not say of which file
+                raise OSError(f"the certificates that pip is set up to use, {authority}: {error}") from error
     opener = urllib.request.build_opener(KeepsLogins, urllib.request.HTTPSHandler(context=context))
     return opener.open(request, timeout=TIMEOUT)
 
