@@ -183,6 +183,13 @@ def test_a_broken_file_is_named_and_replaced(server, tmp_path, broken):
     assert "expected" in said[0]
 
 
+def test_what_a_killed_process_left_is_removed(server, tmp_path):
+    server.files["/thing"] = CONTENT
+    (tmp_path / ".thing.bin.12345.part").write_bytes(b"half")
+    fetch.fetch(remote(f"{server.url}/thing"), tmp_path, say=lambda line: None)
+    assert left_over(tmp_path) == ["thing.bin"]
+
+
 def test_a_broken_file_stays_if_there_is_no_other(server, tmp_path):
     """Never used, but not lost either: it may be what someone was copying."""
     (tmp_path / "thing.bin").write_bytes(b"half")

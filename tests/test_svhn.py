@@ -261,6 +261,23 @@ def test_a_broken_structure_is_named(tmp_path, name, content):
 # The cache
 
 
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    folder = write_svhn(tmp_path / "made/train")
+    with tarfile.open(tmp_path / "train.tar", "w") as tar:
+        tar.add(folder, "train")
+    load(tmp_path)
+    (crops,) = (tmp_path / "svhn/cache").glob("*.npy")
+    part = crops.with_name(f".{crops.name}.12345.part")
+    crops.rename(part)
+    load(tmp_path)
+    assert crops.exists()
+    assert not part.exists()
+    part = tmp_path / "svhn/unpacked/.train.abc.part"
+    (tmp_path / "svhn/unpacked/train").rename(part)
+    load(tmp_path)
+    assert not part.exists()
+
+
 def test_two_processes_make_one_cache(tmp_path, monkeypatch):
     write_svhn(tmp_path / "train")
     write_svhn(tmp_path / "made/train")

@@ -36,6 +36,8 @@ def unpack(archive: Path, folder: Path, *, say: Callable[[str], None] = lambda l
     folder.parent.mkdir(parents=True, exist_ok=True)
     with extra("filelock").FileLock(folder.parent / f".{folder.name}.lock"):
         if not holds(folder, archive):
+            for part in folder.parent.glob(f".{folder.name}.*.part"):  # of a process that was killed
+                shutil.rmtree(part)
             say(f"unpacking {archive} into {folder}")
             unpack_into(folder, archive)
     return folder
@@ -54,7 +56,7 @@ def known_by(archive: Path) -> str:
 
 def unpack_into(folder: Path, archive: Path) -> None:
     mark = known_by(archive)  # as it is before it is read: what changes meanwhile is unpacked once more
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    part = Path(tempfile.mkdtemp(".part", f".{folder.name}.", folder.parent))
     try:
         with naming(archive):
             for name, content in members(archive):

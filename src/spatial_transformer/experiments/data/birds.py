@@ -28,7 +28,7 @@ from torch import Tensor
 from ... import families, sampling
 from ..extra import extra
 from . import archives
-from .fetch import BROKEN, Say, in_one_step, say
+from .fetch import BROKEN, Say, in_one_step, say, sweep
 from .places import home, look, looked
 from .random_numbers import RandomNumbers
 
@@ -166,6 +166,8 @@ def load(data_dir: str | Path | None = None, *, say: Say = say) -> Birds:
         cached = kept(data_dir, stem, lists, lambda line: None)
         if cached is None:
             pixels, index = cache / f"{stem}.bin", cache / f"{stem}.npz"
+            sweep(pixels)
+            sweep(index)
             build(folder, lists, pixels, index, say)
             cached = opened(lists, pixels, index)
     return cached

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import sys
@@ -71,6 +72,7 @@ def fetch(remote: Remote, folder: Path, *, say: Say = say) -> Path:
             if reason is None:
                 return target
             say(f"{target} is broken ({reason}): fetching it again")
+        sweep(target)
         download(remote, target, say)
     return target
 
@@ -155,6 +157,12 @@ def in_one_step(target: Path) -> Iterator[IO[bytes]]:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def sweep(target: Path) -> None:
+    """Removes what processes that were killed left of a file; for who holds the lock on it."""
+    for part in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
+        part.unlink(missing_ok=True)
 
 
 class Progress:

@@ -36,7 +36,7 @@ from torch import Tensor
 from ... import families, sampling
 from ..extra import extra
 from . import archives
-from .fetch import BROKEN, Say, in_one_step, say
+from .fetch import BROKEN, Say, in_one_step, say, sweep
 from .places import home, look, looked
 from .random_numbers import RandomNumbers
 
@@ -113,6 +113,8 @@ def load(split: str, data_dir: str | Path | None = None, *, say: Say = say) -> H
         cached = kept(data_dir, stem, lambda line: None)
         if cached is None:
             crops, index = cache / f"{stem}.npy", cache / f"{stem}.npz"
+            sweep(crops)
+            sweep(index)
             build(folder, read_structure(structure), crops, index, say)
             cached = opened(crops, index)
     return cached
