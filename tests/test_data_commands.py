@@ -47,7 +47,7 @@ def test_list_finds_folders_and_archives(tmp_path, capsys):
     (tmp_path / "CUB_200_2011.tgz").write_bytes(b"not opened for this")
     assert main(["data", "list", "--data-dir", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert f"here: {tmp_path / 'svhn' / 'train'}\n" in said
+    assert f"here: {tmp_path / 'svhn' / 'train'} (no test, extra)\n" in said
     assert f"here: {tmp_path / 'CUB_200_2011.tgz'}\n" in said
 
 

@@ -256,6 +256,19 @@ def test_a_wheel_that_is_not_there(server, tmp_path, monkeypatch):
         fetch.fetch(remote(fetch.Wheel("thing", "other-1.whl")), tmp_path, say=lambda line: None)
 
 
+def test_an_index_that_is_none_does_not_hide_the_next(server, monkeypatch):
+    server.files |= {
+        "/bad/thing/": b"\xff\xfe",
+        "/good/thing/": b'<a href="thing-1-py3-none-any.whl">thing</a>',
+    }
+    monkeypatch.setenv("PIP_INDEX_URL", f"{server.url}/bad")
+    with pytest.raises(OSError, match=r"did not answer: http://127\.0\.0\.1:\d+/bad/thing/: "):
+        package_index.find("thing", "thing-1-py3-none-any.whl")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"{server.url}/good")
+    found = package_index.find("thing", "thing-1-py3-none-any.whl")
+    assert found == f"{server.url}/good/thing/thing-1-py3-none-any.whl"
+
+
 def test_the_index_of_pips_settings(monkeypatch):
     assert package_index.indexes() == [package_index.PYPI]
     monkeypatch.setattr(addresses, "pip_settings", lambda: {"index-url": "https://mirror.example/simple"})
