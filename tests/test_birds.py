@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import tarfile
+import time
 
 import numpy as np
 import pytest
@@ -58,6 +60,18 @@ def test_an_archive(tmp_path):
     assert said == []
 
 
+def test_an_archive_that_was_replaced_is_read_anew(tmp_path):
+    (tmp_path / "data").mkdir()
+    for colour in ("black", "white"):
+        folder = write_birds(tmp_path / "made")
+        Image.new("RGB", (60, 40), colour).save(folder / "images" / BIRD_NAMES[0])
+        with tarfile.open(tmp_path / "data" / f"{birds.NAME}.tgz", "w:gz") as tar:
+            tar.add(folder, birds.NAME)
+        assert (load(tmp_path / "data").image(0).min() == 255) == (colour == "white")
+    (tmp_path / "data" / f"{birds.NAME}.tgz").unlink()
+    assert load(tmp_path / "data").image(0).min() == 255
+
+
 def test_an_archive_with_links_is_refused(tmp_path):
     folder = write_birds(tmp_path / "made")
     (folder / "link").symlink_to("/etc/passwd")
@@ -81,11 +95,28 @@ def test_it_says_where_it_looked(tmp_path):
         ({"bounding_boxes.txt": ["1 5 6 20", "2 0 0 5 7", "3 1 1 3 2", "4 5 6 1 1"]}, "boxes.txt is broken"),
         ({"classes.txt": ["1"]}, r"classes\.txt is broken"),
         ({"images.txt": []}, r"images\.txt is broken"),
+        ({"bounding_boxes.txt": [f"{i} 5 6" for i in (1, 2, 3, 4)]}, "boxes.txt is broken"),
+        ({"classes.txt": ["one 001.Class_1"]}, r"classes\.txt is broken: ids have to be numbers"),
+        ({"train_test_split.txt": ["1 1", "2 0", "3 0", "4 yes"]}, r"train_test_split\.txt is broken"),
+        ({"train_test_split.txt": ["1 1", "2 0", "3 0", "4 1", "4 0"]}, "an id is there twice"),
     ],
 )
 def test_broken_lists_are_named(tmp_path, changed, message):
     write_birds(tmp_path, **changed)
     with pytest.raises(birds.BirdsError, match=message):
+        load(tmp_path)
+
+
+def test_lists_that_are_no_text_are_named(tmp_path):
+    (write_birds(tmp_path) / "images.txt").write_bytes(b"1 \xff\xfe.jpg\n")
+    with pytest.raises(birds.BirdsError, match=r"images\.txt is broken.*utf-8"):
+        load(tmp_path)
+
+
+def test_an_image_of_absurd_size_is_named(tmp_path, monkeypatch):
+    write_birds(tmp_path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(birds.BirdsError, match=r"cannot be read: .*exceeds limit"):
         load(tmp_path)
 
 
@@ -108,6 +139,27 @@ def test_a_broken_image_is_named_and_nothing_is_left(tmp_path):
     assert not [p for p in (tmp_path / "cub").rglob("*") if p.suffix in (".bin", ".npz", ".part")]
 
 
+def test_two_processes_make_one_cache(tmp_path, monkeypatch):
+    write_birds(tmp_path)
+    build = birds.build
+
+    def slowly(*arguments):
+        with (tmp_path / "log").open("a") as log:
+            log.write("making\n")
+        time.sleep(0.3)
+        build(*arguments)
+
+    monkeypatch.setattr(birds, "build", slowly)
+    context = multiprocessing.get_context("fork")
+    both = [context.Process(target=birds.load, args=(tmp_path,)) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join(60)
+    assert [one.exitcode for one in both] == [0, 0]
+    assert (tmp_path / "log").read_text() == "making\n"
+
+
 def test_the_cache_follows_the_files(tmp_path):
     folder = write_birds(tmp_path)
     load(tmp_path)
@@ -116,6 +168,57 @@ def test_the_cache_follows_the_files(tmp_path):
     assert said == []
     Image.new("RGB", (60, 40), "white").save(folder / "images" / BIRD_NAMES[0])
     assert load(tmp_path).image(0).min() == 255
+
+
+@pytest.mark.parametrize("name", ["*.bin", "*.npz"])
+@pytest.mark.parametrize("how", ["cut", "empty", "gone"])
+def test_a_broken_cache_is_named_and_made_again(tmp_path, name, how):
+    write_birds(tmp_path)
+    whole = load(tmp_path).image(3).clone()  # a copy: the file will be cut
+    (path,) = (tmp_path / "cub/cache").glob(name)
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-300] if how == "cut" else b"")
+    said = []
+    again = birds.load(tmp_path, say=said.append)
+    assert torch.equal(again.image(3), whole)
+    assert any("is broken" in line for line in said) or (name, how) == ("*.bin", "gone")
+    assert any(line.startswith("decoding") for line in said)
+
+
+def test_pixels_can_be_written_to_without_touching_the_file(tmp_path):
+    write_birds(tmp_path)
+    load(tmp_path).pixels.zero_()
+    assert load(tmp_path).pixels.max() > 0
+
+
+def test_an_image_of_the_same_size_is_noticed_by_its_time(tmp_path):
+    path = write_birds(tmp_path) / "images" / BIRD_NAMES[0]
+    load(tmp_path)
+    os.utime(path, (1, 1))
+    said = []
+    birds.load(tmp_path, say=said.append)
+    assert any(line.startswith("decoding") for line in said)
+
+
+def test_what_is_too_large_is_reduced_smoothly(tmp_path):
+    stripes = np.zeros((1024, 1024, 3), np.uint8)
+    stripes[:, ::2] = 255
+    Image.fromarray(stripes).save(tmp_path / "stripes.png")
+    image, scale = birds.decode(tmp_path / "stripes.png")
+    assert (image.shape, scale) == ((512, 512, 3), 0.5)
+    assert abs(int(image[256, 256, 0]) - 127) < 10
+
+
+def test_classes_are_ordered_as_numbers(tmp_path):
+    folder = write_birds(tmp_path)
+    lines = {1: "001.Class_1", 2: "002.Class_2", 10: "003.Class_3"}
+    (folder / "classes.txt").write_text("".join(f"{number} {name}\n" for number, name in lines.items()))
+    labels = folder / "image_class_labels.txt"
+    labels.write_text(labels.read_text().replace(" 3\n", " 10\n"))
+    assert load(tmp_path).classes == list(lines.values())
+    assert load(tmp_path).labels.tolist() == [0, 1, 0, 2]
 
 
 # Batches

@@ -47,7 +47,7 @@ def test_list_finds_folders_and_archives(tmp_path, capsys):
     (tmp_path / "CUB_200_2011.tgz").write_bytes(b"not opened for this")
     assert main(["data", "list", "--data-dir", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert f"here: {tmp_path / 'svhn' / 'train'}\n" in said
+    assert f"here: {tmp_path / 'svhn' / 'train'} (no test, extra)\n" in said
     assert f"here: {tmp_path / 'CUB_200_2011.tgz'}\n" in said
 
 
@@ -132,6 +132,8 @@ def test_sheets_of_digits_without_a_network(arguments, tmp_path, capsys):
     assert main(["data", "show", *arguments, *shape, "--data-dir", str(tmp_path), "--out", str(out)]) == 0
     said = capsys.readouterr()
     assert f"{out}: UCI digits" in said.out
+    if "--kind" in arguments:
+        assert f" {arguments[-1]}{'84' if arguments[0] == 'colocalisation' else ''}" in said.out
     assert ("stand in for MNIST" in said.err) == (arguments[0] != "uci-digits")
     found = pixels(out)
     assert found.ndim == 3
@@ -161,10 +163,13 @@ def test_a_sheet_of_birds(tmp_path, size):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["distorted-mnist", "--kind", "S"], "must be one of RTS, R, P, E, got 'S'"),
+        (["distorted-mnist", "--kind", "S"], "--kind must be one of RTS, R, P, E, got 'S'"),
         (["svhn"], "SVHN's test is not here"),
         (["birds"], "CUB-200-2011 is not here"),
-        (["svhn", "--size", "32"], "must be one of 64, 128, got '32'"),
+        (["svhn", "--size", "32"], "--size must be one of 64, 128, got '32'"),
+        (["uci-digits", "--split", "extra"], "--split must be one of test, train, got 'extra'"),
+        (["uci-digits", "--kind", "R"], "uci-digits has no --kind; distorted-mnist"),
+        (["volumes", "--size", "60"], "volumes has no --size; svhn, birds have"),
     ],
 )
 def test_what_cannot_be_shown_is_said(arguments, message, tmp_path, capsys):
@@ -172,6 +177,39 @@ def test_what_cannot_be_shown_is_said(arguments, message, tmp_path, capsys):
     assert main(["data", "show", *arguments, "--data-dir", str(tmp_path), "--out", str(out)]) == 1
     assert message in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "many"])
+@pytest.mark.parametrize("option", ["--columns", "--rows"])
+def test_a_sheet_has_columns_and_rows(option, number, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["data", "show", "uci-digits", f"{option}={number}"])
+    assert f"must be a whole number from 1, got {number!r}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["distorted-mnist", "volumes", "addition"])
+def test_one_row_is_enough(name, tmp_path):
+    out = tmp_path / "sheet.png"
+    assert main(["data", "show", name, "--rows", "1", "--columns", "1", "--out", str(out)]) == 0
+    assert out.exists()
+
+
+def test_the_sheet_of_a_split_shows_that_split(tmp_path):
+    pages = []
+    for split in ("train", "test"):
+        out = tmp_path / f"{split}.png"
+        assert main(["data", "show", "uci-digits", "--split", split, "--out", str(out)]) == 0
+        pages.append(np.array(Image.open(out)))
+    assert (pages[0] != pages[1]).any()
+
+
+def test_an_interruption_is_no_traceback(monkeypatch, capsys):
+    def interrupted(data_dir):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(CATALOGUE, "mnist", CATALOGUE["mnist"]._replace(fetch=interrupted))
+    assert main(["data", "fetch", "mnist"]) == 130
+    assert "interrupted" in capsys.readouterr().err
 
 
 def test_tiles_lie_row_by_row():

@@ -106,11 +106,13 @@ def test_p_numbers(direction):
     assert (torch.corrcoef(flat) - torch.eye(8)).abs().max() < 0.04
 
 
-def test_p_pull_moves_the_corners_of_the_region():
+@pytest.mark.parametrize("size", [28, 42])
+def test_p_pull_moves_the_corners_of_the_region(size):
     """What theta does to the canvas's corners is what was drawn, in the digit's pixels."""
-    drawn = draw(Projected(), 200)
+    drawn = draw(Projected(size=size), 200)
     region = st.Projective().box(drawn.theta) * 14
-    still = torch.tensor([(-1, -1), (1, -1), (1, 1), (-1, 1)]) * 14 / drawn.numbers["scale"][:, None, None]
+    corners = torch.tensor([(-1, -1), (1, -1), (1, 1), (-1, 1)])
+    still = corners * (size / 2) / drawn.numbers["scale"][:, None, None]
     torch.testing.assert_close(region, still + drawn.numbers["corners"], rtol=0, atol=1e-6)
 
 
@@ -225,15 +227,17 @@ def test_square_to():
     torch.testing.assert_close(identity[0], st.Projective().identity(dtype=DOUBLE))
 
 
-def test_e_push_reads_through_the_inverse():
+@pytest.mark.parametrize("size", [28, 42])
+def test_e_push_reads_through_the_inverse(size):
     """Pushing what a pixel reads brings it back to the pixel, wherever the picture is not folded."""
-    elastic = Elastic()
+    elastic = Elastic(size=size)
     drawn = draw(elastic, 500)
     scale, offsets = drawn.numbers["scale"], drawn.numbers["offsets"]
     read = elastic.grid(drawn).flatten(1, 2)
     basis = elastic.family.basis_at(read)
     pushed = read * scale[:, None, None] + basis @ (offsets / 14)
-    away = 14 * (pushed - lattice((28, 28), False, dtype=DOUBLE).flatten(0, 1)).norm(dim=-1)
+    pixels = lattice((size, size), False, dtype=DOUBLE).flatten(0, 1) * (size / 28)
+    away = 14 * (pushed - pixels).norm(dim=-1)
     inside = (read.abs() < 1).all(-1)
     assert away[inside].median() < 0.02
     assert (away[inside] < 0.1).double().mean() > 0.97
@@ -249,15 +253,16 @@ def test_e_without_offsets_only_scales(smooth):
     )
 
 
-def test_e_pull_is_the_spline(images):
-    elastic = Elastic(direction="pull")
+@pytest.mark.parametrize("size", [28, 42])
+def test_e_pull_is_the_spline(images, size):
+    elastic = Elastic(direction="pull", size=size)
     drawn = elastic.draw(10, RandomNumbers(0))
     at = control_lattice((4, 4))
-    wanted = at / drawn.numbers["scale"][:, None, None] + drawn.numbers["offsets"] / 14
+    wanted = at * (size / 28) / drawn.numbers["scale"][:, None, None] + drawn.numbers["offsets"] / 14
     theta = wanted.flatten(1).float()
     torch.testing.assert_close(
         elastic.apply(images[:10], drawn),
-        st.warp(images[:10], theta, st.ThinPlateSpline((4, 4))),
+        st.warp(images[:10], theta, st.ThinPlateSpline((4, 4)), size=(size, size)),
         rtol=0,
         atol=1e-4,
     )
@@ -533,6 +538,7 @@ def test_a_fixed_set_is_its_batches(digits):
     assert [len(part.labels) for part in parts] == [BATCH, BATCH]
     assert torch.equal(whole.images[BATCH:], parts[1].images[: 300 - BATCH])
     assert torch.equal(whole.labels, digits.test.labels)
+    assert torch.equal(parts[1].labels[300 - BATCH :], digits.test.labels[: 2 * BATCH - 300])
     assert torch.equal(fixed_set("RTS", digits, count=7).images, whole.images[:7])
     assert not torch.equal(fixed_set("RTS", digits, count=7, seed=1).images, whole.images[:7])
 

@@ -34,6 +34,11 @@ def server():
         def do_GET(self):
             made.asked[self.path] += 1
             made.headers.append(dict(self.headers))
+            if self.path in made.moved:
+                self.send_response(302)
+                self.send_header("Location", made.moved[self.path])
+                self.end_headers()
+                return
             content = made.files.get(self.path)
             if content is None:
                 self.send_error(404)
@@ -47,7 +52,7 @@ def server():
             pass
 
     made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    made.files, made.asked, made.headers, made.missing = {}, Counter(), [], 0
+    made.files, made.asked, made.headers, made.missing, made.moved = {}, Counter(), [], 0, {}
     made.url = f"http://127.0.0.1:{made.server_port}"
     threading.Thread(target=made.serve_forever, daemon=True).start()
     yield made
@@ -84,6 +89,20 @@ def test_places_in_order(monkeypatch, tmp_path):
     assert places.home() == tmp_path / "variable"
     monkeypatch.delenv(places.VARIABLE)
     assert places.places() == found[2:]
+
+
+def test_what_is_put_goes_where_it_can(monkeypatch, tmp_path):
+    """A shared folder may be there to be read only."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(places.VARIABLE, str(tmp_path / "variable" / "not yet"))
+    (tmp_path / "shared").mkdir()
+    assert places.home(tmp_path / "shared") == tmp_path / "shared"
+    monkeypatch.setattr(places.os, "access", lambda path, mode: path != tmp_path / "shared")
+    assert places.home(tmp_path / "shared") == tmp_path / "variable" / "not yet"
+    assert places.home(tmp_path / "shared" / "below") == tmp_path / "variable" / "not yet"
+    assert places.home() == tmp_path / "variable" / "not yet"
+    monkeypatch.setattr(places.os, "access", lambda path, mode: False)
+    assert places.home(tmp_path / "shared") == tmp_path / "shared"
 
 
 def test_looking_follows_the_order(monkeypatch, tmp_path):
@@ -128,6 +147,13 @@ def test_a_wrong_digest_is_named_and_nothing_is_left(server, tmp_path):
     assert server.asked["/wrong"] == 1  # it would be wrong again
 
 
+def test_whoever_sends_without_end_is_cut_off(server, tmp_path):
+    server.files["/long"] = CONTENT + bytes(10 * fetch.CHUNK)
+    with pytest.raises(fetch.FetchError, match=r"more than the 1,280,000 bytes expected"):
+        fetch.fetch(remote(f"{server.url}/long"), tmp_path, say=lambda line: None)
+    assert left_over(tmp_path) == []
+
+
 def test_a_connection_that_breaks_is_tried_again(server, tmp_path):
     server.files["/short"] = CONTENT[:1000]
     server.missing = len(CONTENT) - 1000
@@ -155,6 +181,13 @@ def test_a_broken_file_is_named_and_replaced(server, tmp_path, broken):
     assert found.read_bytes() == CONTENT
     assert str(found) in said[0]
     assert "expected" in said[0]
+
+
+def test_what_a_killed_process_left_is_removed(server, tmp_path):
+    server.files["/thing"] = CONTENT
+    (tmp_path / ".thing.bin.12345.part").write_bytes(b"half")
+    fetch.fetch(remote(f"{server.url}/thing"), tmp_path, say=lambda line: None)
+    assert left_over(tmp_path) == ["thing.bin"]
 
 
 def test_a_broken_file_stays_if_there_is_no_other(server, tmp_path):
@@ -223,6 +256,19 @@ def test_a_wheel_that_is_not_there(server, tmp_path, monkeypatch):
         fetch.fetch(remote(fetch.Wheel("thing", "other-1.whl")), tmp_path, say=lambda line: None)
 
 
+def test_an_index_that_is_none_does_not_hide_the_next(server, monkeypatch):
+    server.files |= {
+        "/bad/thing/": b"\xff\xfe",
+        "/good/thing/": b'<a href="thing-1-py3-none-any.whl">thing</a>',
+    }
+    monkeypatch.setenv("PIP_INDEX_URL", f"{server.url}/bad")
+    with pytest.raises(OSError, match=r"did not answer: http://127\.0\.0\.1:\d+/bad/thing/: "):
+        package_index.find("thing", "thing-1-py3-none-any.whl")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"{server.url}/good")
+    found = package_index.find("thing", "thing-1-py3-none-any.whl")
+    assert found == f"{server.url}/good/thing/thing-1-py3-none-any.whl"
+
+
 def test_the_index_of_pips_settings(monkeypatch):
     assert package_index.indexes() == [package_index.PYPI]
     monkeypatch.setattr(addresses, "pip_settings", lambda: {"index-url": "https://mirror.example/simple"})
@@ -262,6 +308,24 @@ def test_a_login_is_sent_and_not_shown(server, tmp_path, monkeypatch):
     assert "word" not in "".join(said) + str(failed.value)
 
 
+def test_a_login_does_not_follow_a_redirection_to_another_host(server, tmp_path):
+    login = server.url.replace("http://", "http://me:secret@")
+    other = server.url.replace("127.0.0.1", "localhost")
+    server.files |= {"/there": CONTENT}
+    for target, sent in ((f"{server.url}/there", True), (f"{other}/there", False)):
+        server.moved, server.headers[:] = {"/here": target}, []
+        folder = tmp_path / str(sent)
+        fetch.fetch(remote(f"{login}/here"), folder, say=lambda line: None)
+        assert (folder / "thing.bin").read_bytes() == CONTENT
+        assert ["Authorization" in headers for headers in server.headers] == [True, sent]
+
+
+def test_certificates_that_are_not_there_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_CERT", str(tmp_path / "none.pem"))
+    with pytest.raises(fetch.FetchError, match=r"none\.pem"):
+        fetch.fetch(remote("https://127.0.0.1:9/thing.bin"), tmp_path, say=lambda line: None)
+
+
 def test_a_login_stays_with_its_host():
     page = "https://name:word@index.example/simple/thing/"
     assert package_index.with_login_of(page, "https://index.example/f.whl").startswith("https://name:word@")
@@ -288,10 +352,30 @@ PLAIN = ("a/b.txt", tarfile.REGTYPE, b"text")
 def test_plain_files_are_unpacked(tmp_path):
     tar = tar_with(tmp_path / "good.tar.gz", ("a", tarfile.DIRTYPE, b""), PLAIN)
     assert (archives.unpack(tar, tmp_path / "tar") / "a/b.txt").read_bytes() == b"text"
+    assert stat.S_IMODE((tmp_path / "tar").stat().st_mode) == 0o755  # others may look, too
     with zipfile.ZipFile(tmp_path / "good.zip", "w") as file:
         file.writestr("a/", b"")
         file.writestr("a/b.txt", b"text")
     assert (archives.unpack(tmp_path / "good.zip", tmp_path / "zip") / "a/b.txt").read_bytes() == b"text"
+
+
+def test_an_archive_of_a_folder_itself_is_unpacked(tmp_path):
+    tar = tar_with(
+        tmp_path / "dot.tar.gz", (".", tarfile.DIRTYPE, b""), ("./a/b.txt", tarfile.REGTYPE, b"text")
+    )
+    assert (archives.unpack(tar, tmp_path / "out") / "a/b.txt").read_bytes() == b"text"
+
+
+def test_an_encrypted_zip_is_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "locked.zip", "w") as file:
+        file.writestr("a", b"text")
+    content = bytearray((tmp_path / "locked.zip").read_bytes())
+    content[6] |= 1  # the flag, in the member's header and in the list at the end
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    (tmp_path / "locked.zip").write_bytes(content)
+    with pytest.raises(archives.ArchiveError, match=r"locked\.zip is broken.*encrypted"):
+        archives.unpack(tmp_path / "locked.zip", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

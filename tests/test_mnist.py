@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import multiprocessing
 import os
 import pickle
 import tarfile
+import time
 import zipfile
 
 import numpy as np
@@ -98,6 +100,24 @@ def test_what_is_broken_is_fetched_again(small, tmp_path, monkeypatch):
     mnist.load(tmp_path / "given", say=said.append)
     assert [("t10k-labels" in line, "broken" in line) for line in said] == [(True, True)]
     mnist.load(tmp_path / "given", say=pytest.fail)
+
+
+def test_two_processes_fetch_once(small, tmp_path, monkeypatch):
+    def slowly(folder, say):
+        with (tmp_path / "log").open("a") as log:
+            log.write("fetching\n")
+        time.sleep(0.3)
+        mnist.put(small, folder)
+
+    monkeypatch.setattr(mnist, "WAYS", (slowly,))
+    context = multiprocessing.get_context("fork")
+    both = [context.Process(target=mnist.load, args=(tmp_path / "given",)) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join(30)
+    assert [one.exitcode for one in both] == [0, 0]
+    assert (tmp_path / "log").read_text() == "fetching\n"
 
 
 def test_without_a_download_it_says_where_it_looked(small, tmp_path):

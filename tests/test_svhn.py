@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import shutil
 import tarfile
 import time
 from pathlib import Path
@@ -76,6 +78,25 @@ def test_an_archive(tmp_path, kind):
     assert said == []  # neither unpacked nor cropped again
 
 
+def test_an_archive_that_was_replaced_is_read_anew(tmp_path):
+    folder = write_svhn(tmp_path / "made" / "test")
+
+    def archived(name):
+        with tarfile.open(tmp_path / "test.tar", "w") as tar:
+            tar.add(folder, name)
+
+    archived("elsewhere")
+    with pytest.raises(svhn.SvhnError, match="neither"):
+        load(tmp_path, "test")
+    archived("test")
+    assert len(load(tmp_path, "test").labels) == 4
+    (folder / "digitStruct.json").write_text(json.dumps(SVHN_ROWS[:2]))
+    archived("test")
+    assert len(load(tmp_path, "test").labels) == 2
+    (tmp_path / "test.tar").unlink()
+    assert len(load(tmp_path, "test").labels) == 2  # what was unpacked is enough
+
+
 def test_an_archive_that_would_write_elsewhere(tmp_path):
     folder = write_svhn(tmp_path / "made" / "test")
     with tarfile.open(tmp_path / "test.tar.gz", "w:gz") as tar:
@@ -85,6 +106,20 @@ def test_an_archive_that_would_write_elsewhere(tmp_path):
         load(tmp_path, "test")
     assert not (tmp_path.parent / "outside.png").exists()
     assert not (tmp_path / "svhn/unpacked/test").exists()
+
+
+def test_the_conversion_is_read_first(tmp_path):
+    """It is read in a second and not in a minute."""
+    folder = write_svhn(tmp_path / "train")
+    (folder / "digitStruct.mat").write_bytes(b"not opened")
+    assert len(load(tmp_path).labels) == 4
+
+
+def test_threads_are_as_many_as_before(tmp_path):
+    torch.set_num_threads(2)  # the fixture puts back what there was
+    write_svhn(tmp_path / "train")
+    load(tmp_path)
+    assert torch.get_num_threads() == 2
 
 
 def test_it_says_where_it_looked(tmp_path):
@@ -153,6 +188,34 @@ def test_what_is_left_out_is_counted(tmp_path, boxes, reason):
     assert found.loose.shape[0] == len(found.labels) == 4
 
 
+def test_a_box_far_larger_than_its_image_takes_no_more_time(tmp_path, monkeypatch):
+    limits, warp = [], svhn.sampling.warp
+
+    def seen(*arguments, antialias, **options):
+        limits.append(antialias)
+        return warp(*arguments, antialias=antialias, **options)
+
+    monkeypatch.setattr(svhn.sampling, "warp", seen)
+    write_svhn(tmp_path / "train", [{"filename": "1.png", "boxes": [box(1, -3, 3, 1e9, 20)]}])
+    assert load(tmp_path).left_out == []
+    assert limits == [2]  # 2.6 images of 60 pixels, for 128
+
+
+def test_an_image_of_absurd_size_is_named(tmp_path, monkeypatch):
+    write_svhn(tmp_path / "train")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(svhn.SvhnError, match=r"1\.png cannot be read: .*exceeds limit"):
+        load(tmp_path)
+    assert nothing_half_written(tmp_path)
+
+
+def test_a_name_that_is_no_text(tmp_path):
+    folder = write_svhn(tmp_path / "train")
+    (folder / "digitStruct.json").write_text(json.dumps([{**SVHN_ROWS[0], "filename": 7}]))
+    with pytest.raises(svhn.SvhnError, match="1 of 1 images are missing"):
+        load(tmp_path)
+
+
 def test_a_box_that_sticks_out_is_kept(tmp_path):
     write_svhn(tmp_path / "train", [{"filename": "1.png", "boxes": [box(1, -3, 30, 10, 20)]}])
     assert load(tmp_path).left_out == []
@@ -198,6 +261,47 @@ def test_a_broken_structure_is_named(tmp_path, name, content):
 # The cache
 
 
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    folder = write_svhn(tmp_path / "made/train")
+    with tarfile.open(tmp_path / "train.tar", "w") as tar:
+        tar.add(folder, "train")
+    load(tmp_path)
+    (crops,) = (tmp_path / "svhn/cache").glob("*.npy")
+    part = crops.with_name(f".{crops.name}.12345.part")
+    crops.rename(part)
+    load(tmp_path)
+    assert crops.exists()
+    assert not part.exists()
+    part = tmp_path / "svhn/unpacked/.train.abc.part"
+    (tmp_path / "svhn/unpacked/train").rename(part)
+    load(tmp_path)
+    assert not part.exists()
+
+
+def test_two_processes_make_one_cache(tmp_path, monkeypatch):
+    write_svhn(tmp_path / "train")
+    write_svhn(tmp_path / "made/train")
+    load(tmp_path / "made")
+    (crops_made,), (index_made,) = ((tmp_path / "made/svhn/cache").glob(kind) for kind in ("*.npy", "*.npz"))
+
+    def slowly(folder, entries, crops, index, say):  # copies: not every kernel survives a fork
+        with (tmp_path / "log").open("a") as log:
+            log.write("making\n")
+        time.sleep(0.3)
+        shutil.copy(index_made, index)
+        shutil.copy(crops_made, crops)
+
+    monkeypatch.setattr(svhn, "build", slowly)
+    context = multiprocessing.get_context("fork")
+    both = [context.Process(target=svhn.load, args=("train", tmp_path)) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join(60)
+    assert [one.exitcode for one in both] == [0, 0]
+    assert (tmp_path / "log").read_text() == "making\n"
+
+
 def test_the_cache_follows_the_files(tmp_path):
     folder = write_svhn(tmp_path / "train")
     first = load(tmp_path)
@@ -210,6 +314,40 @@ def test_the_cache_follows_the_files(tmp_path):
     assert len(load(tmp_path).labels) == 2
     Image.new("RGB", (60, 40), "white").save(folder / "1.png")
     assert load(tmp_path).loose[0].min() == 255
+
+
+@pytest.mark.parametrize("name", ["*.npy", "*.npz"])
+@pytest.mark.parametrize("how", ["cut", "empty", "gone", "other"])
+def test_a_broken_cache_is_named_and_made_again(tmp_path, name, how):
+    folder = write_svhn(tmp_path / "train")
+    whole, labels = load(tmp_path).loose.clone(), load(tmp_path).labels  # a copy: the file will be cut
+    (path,) = (tmp_path / "svhn/cache").glob(name)
+    if how == "gone":
+        path.unlink()
+    elif how == "other":  # a file of its kind, of another number of images
+        (folder / "digitStruct.json").write_text(json.dumps(SVHN_ROWS[:2]))
+        load(tmp_path)
+        (other,) = set((tmp_path / "svhn/cache").glob(name)) - {path}
+        path.write_bytes(other.read_bytes())
+        (folder / "digitStruct.json").write_text(json.dumps(SVHN_ROWS))
+    else:
+        path.write_bytes(path.read_bytes()[:-100] if how == "cut" else b"")
+    said = []
+    again = svhn.load("train", tmp_path, say=said.append)
+    assert torch.equal(again.loose, whole)
+    assert torch.equal(again.labels, labels)
+    assert any("is broken" in line for line in said) or (name, how) == ("*.npy", "gone")
+    assert any(line.startswith("cropping") for line in said)
+
+
+def test_a_cache_is_read_with_nothing_written(tmp_path):
+    write_svhn(tmp_path / "train")
+    load(tmp_path)
+    for lock in tmp_path.rglob("*.lock"):
+        lock.unlink()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    load(tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
 def test_crops_can_be_written_to_without_touching_the_file(tmp_path):

@@ -27,6 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `stn info | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:  # a second start goes on from what is complete
+        print("stn: interrupted", file=sys.stderr)
+        return 130
     except (OSError, ValueError, ImportError) as error:  # what a user can mend, without a traceback
         print(f"stn: {error}", file=sys.stderr)
         return 1

@@ -51,8 +51,23 @@ def opened(url: str) -> Any:
         context = ssl.create_default_context()
         authority = setting("cert")
         if authority:
-            context.load_verify_locations(authority)
-    return urllib.request.urlopen(request, timeout=TIMEOUT, context=context)
+            try:
+                context.load_verify_locations(authority)
+            except OSError as error:  # it does not say of which file
+                raise OSError(f"the certificates that pip is set up to use, {authority}: {error}") from error
+    opener = urllib.request.build_opener(KeepsLogins, urllib.request.HTTPSHandler(context=context))
+    return opener.open(request, timeout=TIMEOUT)
+
+
+class KeepsLogins(urllib.request.HTTPRedirectHandler):
+    """Follows redirections; urllib would send a login along to whatever host they lead to."""
+
+    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: str) -> Any:
+        followed = super().redirect_request(req, fp, code, msg, headers, newurl)
+        here, there = urllib.parse.urlsplit(req.full_url), urllib.parse.urlsplit(newurl)
+        if followed is not None and (here.scheme, here.netloc) != (there.scheme, there.netloc):
+            followed.remove_header("Authorization")
+        return followed
 
 
 def without_login(url: str) -> str:

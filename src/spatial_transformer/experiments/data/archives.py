@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import lzma
 import shutil
 import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
@@ -17,26 +18,45 @@ from typing import IO, cast
 from ..extra import extra
 
 KINDS = (".tar", ".tar.gz", ".tgz", ".zip")
+MARK = ".unpacked-from"  # a file in what is unpacked: the archive's name, size and time
 
 
 class ArchiveError(ValueError):
     """An archive that is broken, or that holds what must not be unpacked."""
 
 
-def unpack(archive: Path, folder: Path) -> Path:
+def unpack(archive: Path, folder: Path, *, say: Callable[[str], None] = lambda line: None) -> Path:
     """All members of an archive under ``folder``, which appears when they are complete, or not at all.
 
-    Of two processes that ask at once one unpacks, and the other waits.
+    Of two processes that ask at once one unpacks, and the other waits. An archive that has changed since is
+    unpacked anew, in place of what it held before.
     """
+    if holds(folder, archive):
+        return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with extra("filelock").FileLock(folder.parent / f".{folder.name}.lock"):
-        if not folder.exists():
+        if not holds(folder, archive):
+            for part in folder.parent.glob(f".{folder.name}.*.part"):  # of a process that was killed
+                shutil.rmtree(part)
+            say(f"unpacking {archive} into {folder}")
             unpack_into(folder, archive)
     return folder
 
 
+def holds(folder: Path, archive: Path) -> bool:
+    """Whether a folder was unpacked from an archive, as that is now."""
+    mark = folder / MARK
+    return mark.is_file() and mark.read_text() == known_by(archive)
+
+
+def known_by(archive: Path) -> str:
+    stat = archive.stat()
+    return f"{archive.name} {stat.st_size} {stat.st_mtime_ns}"
+
+
 def unpack_into(folder: Path, archive: Path) -> None:
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    mark = known_by(archive)  # as it is before it is read: what changes meanwhile is unpacked once more
+    part = Path(tempfile.mkdtemp(".part", f".{folder.name}.", folder.parent))
     try:
         with naming(archive):
             for name, content in members(archive):
@@ -44,7 +64,10 @@ def unpack_into(folder: Path, archive: Path) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with target.open("wb") as file:
                     shutil.copyfileobj(content, file)
+        (part / MARK).write_text(mark)
         part.chmod(0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
         part.rename(folder)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
@@ -61,7 +84,10 @@ def naming(archive: Path) -> Iterator[None]:
     """Whatever shows that an archive is broken becomes one error, which names it."""
     try:
         yield
-    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
+    except (
+        tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError,
+        RuntimeError,  # zipfile's, of a member that is encrypted or packed in a way it does not know
+    ) as error:  # fmt: skip
         raise ArchiveError(f"{archive} is broken: {error}") from error
 
 
@@ -92,7 +118,8 @@ def zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
 def safe(name: str, archive: Path) -> None:
     """Raises where a path is absolute, climbs out of its folder, or means something else on Windows."""
     path = PurePosixPath(name)
-    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or ":" in path.parts[:1][0]:
+    drive = any(":" in part for part in path.parts[:1])  # "." alone, as `tar .` begins, has no parts
+    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or drive:
         raise ArchiveError(f"{archive} holds {name!r}, a path that leaves its folder")
 
 

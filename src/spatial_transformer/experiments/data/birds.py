@@ -28,13 +28,14 @@ from torch import Tensor
 from ... import families, sampling
 from ..extra import extra
 from . import archives
-from .fetch import Say, in_one_step, say
+from .fetch import BROKEN, Say, in_one_step, say, sweep
 from .places import home, look, looked
 from .random_numbers import RandomNumbers
 
 NAME = "CUB_200_2011"
 UNPACKED = "cub/unpacked"
-FOLDERS = (NAME, f"cub/{NAME}", f"{UNPACKED}/{NAME}")
+CACHE = "cub/cache"
+FOLDERS = (NAME, f"cub/{NAME}")
 ARCHIVES = tuple(f"{folder}{NAME}{kind}" for folder in ("", "cub/") for kind in archives.KINDS)
 LISTS = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "bounding_boxes.txt", "classes.txt")
 LONGEST = 512  # of a cached image's shorter side
@@ -155,14 +156,21 @@ def load(data_dir: str | Path | None = None, *, say: Say = say) -> Birds:
     if folder is None:
         raise FileNotFoundError(f"CUB-200-2011 is not here: no {NAME} or {NAME}.tgz in {looked(data_dir)}")
     lists = read_lists(folder)
-    cache = home(data_dir) / "cub" / "cache"
-    cache.mkdir(parents=True, exist_ok=True)
     stem = f"images-{fingerprint(folder)}"
-    pixels, index = cache / f"{stem}.bin", cache / f"{stem}.npz"
+    cached = kept(data_dir, stem, lists, say)
+    if cached is not None:  # with nothing written, not even a lock
+        return cached
+    cache = home(data_dir) / CACHE
+    cache.mkdir(parents=True, exist_ok=True)
     with extra("filelock").FileLock(cache / ".lock"):
-        if not pixels.exists():  # it is written last
+        cached = kept(data_dir, stem, lists, lambda line: None)
+        if cached is None:
+            pixels, index = cache / f"{stem}.bin", cache / f"{stem}.npz"
+            sweep(pixels)
+            sweep(index)
             build(folder, lists, pixels, index, say)
-    return opened(lists, pixels, index)
+            cached = opened(lists, pixels, index)
+    return cached
 
 
 # Where it is, and what its lists say
@@ -170,8 +178,11 @@ def load(data_dir: str | Path | None = None, *, say: Say = say) -> Birds:
 
 def where(data_dir: str | Path | None = None) -> Path | None:
     """The folder with the lists, or else the archive; None where there is neither."""
-    folders = [folder for folder in look(FOLDERS, data_dir) if (folder / LISTS[0]).is_file()]
-    return next(iter(folders + look(ARCHIVES, data_dir)), None)
+    folders, unpacked = (
+        [folder for folder in look(paths, data_dir) if (folder / LISTS[0]).is_file()]
+        for paths in (FOLDERS, [f"{UNPACKED}/{NAME}"])
+    )
+    return next(iter(folders + look(ARCHIVES, data_dir) + unpacked), None)  # its archive may be gone
 
 
 def find(data_dir: str | Path | None = None, *, say: Say = say) -> Path | None:
@@ -179,9 +190,8 @@ def find(data_dir: str | Path | None = None, *, say: Say = say) -> Path | None:
     found = where(data_dir)
     if found is None or found.is_dir():
         return found
-    unpacked = home(data_dir) / UNPACKED
-    say(f"unpacking {found} into {unpacked}")
-    return archives.unpack(found, unpacked) / NAME
+    held = [folder for folder in look([UNPACKED], data_dir) if archives.holds(folder, found)]
+    return (held[0] if held else archives.unpack(found, home(data_dir) / UNPACKED, say=say)) / NAME
 
 
 def read_lists(folder: Path) -> Lists:
@@ -191,6 +201,10 @@ def read_lists(folder: Path) -> Lists:
         if sorted(tables[name]) != sorted(ids):
             raise BirdsError(f"{folder / name} and images.txt do not name the same images")
     classes = tables["classes.txt"]
+    if not all(number.isdecimal() for number in classes):
+        raise BirdsError(f"{folder / 'classes.txt'} is broken: ids have to be numbers")
+    if not set(tables["train_test_split.txt"].values()) <= {"0", "1"}:
+        raise BirdsError(f"{folder / 'train_test_split.txt'} is broken: every image is 1, to train on, or 0")
     order = {number: place for place, number in enumerate(sorted(classes, key=int))}
     given = tables["image_class_labels.txt"]
     for number in ids:
@@ -198,13 +212,14 @@ def read_lists(folder: Path) -> Lists:
             raise BirdsError(f"image {number} is of class {given[number]}, which classes.txt does not have")
     try:
         boxes = np.array([tables["bounding_boxes.txt"][number].split() for number in ids], np.float32)
+        boxes = boxes.reshape(len(ids), 4)
     except ValueError as error:
         raise BirdsError(f"{folder / 'bounding_boxes.txt'} is broken: {error}") from error
     return Lists(
         [tables["images.txt"][number] for number in ids],
         np.array([order[given[number]] for number in ids], np.int64),
         np.array([tables["train_test_split.txt"][number] == "1" for number in ids]),
-        boxes.reshape(-1, 4),
+        boxes,
         [classes[number] for number in order],
     )
 
@@ -213,10 +228,16 @@ def table(path: Path) -> dict[str, str]:
     """A list of an id and something on each line."""
     if not path.is_file():
         raise BirdsError(f"{path} is missing")
-    rows = [line.split(maxsplit=1) for line in path.read_text().splitlines() if line.strip()]
+    try:
+        rows = [line.split(maxsplit=1) for line in path.read_text("utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise BirdsError(f"{path} is broken: {error}") from error
     if not rows or any(len(row) != 2 for row in rows):
         raise BirdsError(f"{path} is broken: every line has to have an id and a value")
-    return {number: value.strip() for number, value in rows}
+    found = {number: value.strip() for number, value in rows}
+    if len(found) < len(rows):
+        raise BirdsError(f"{path} is broken: an id is there twice")
+    return found
 
 
 def fingerprint(folder: Path) -> str:
@@ -261,7 +282,7 @@ def decode(path: Path) -> tuple[np.ndarray[Any, Any], float]:
     try:
         with images.open(path) as file:
             image = file.convert("RGB")
-    except (OSError, SyntaxError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError, images.DecompressionBombError) as error:
         raise BirdsError(f"{path} cannot be read: {error}") from error
     scale = min(1.0, LONGEST / min(image.size))
     if scale < 1:
@@ -269,10 +290,24 @@ def decode(path: Path) -> tuple[np.ndarray[Any, Any], float]:
     return np.array(image), scale
 
 
+def kept(data_dir: str | Path | None, stem: str, lists: Lists, say: Say) -> Birds | None:
+    """What is cached under that name in one of the places; what is broken is named and passed over."""
+    for pixels in look([f"{CACHE}/{stem}.bin"], data_dir):  # the pixels are written last
+        try:
+            return opened(lists, pixels, pixels.with_suffix(".npz"))
+        except BROKEN as error:
+            say(f"{pixels} is broken ({error}) and is not used")
+    return None
+
+
 def opened(lists: Lists, pixels: Path, index: Path) -> Birds:
-    held: Mapping[str, Any] = np.load(index)
+    with np.load(index) as file:
+        held: Mapping[str, Any] = dict(file)
     sizes = torch.from_numpy(held["sizes"])
     areas = sizes.prod(1)
+    given, expected = pixels.stat().st_size, 3 * int(areas.sum())
+    if given != expected:
+        raise BirdsError(f"{given:,} bytes, expected {expected:,}")
     memory = np.memmap(pixels, np.uint8, mode="c").reshape(-1, 3)  # written to in memory alone
     return Birds(
         torch.from_numpy(memory),

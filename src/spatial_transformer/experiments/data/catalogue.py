@@ -49,7 +49,9 @@ def verify_uci_digits(data_dir: DataDir) -> str:
 
 def find_svhn(data_dir: DataDir) -> str | None:
     held = {split: svhn.where(split, data_dir) for split in svhn.SPLITS}
-    return ", ".join(str(path) for path in held.values() if path is not None) or None
+    found = ", ".join(str(path) for path in held.values() if path is not None)
+    missing = ", ".join(split for split, path in held.items() if path is None)
+    return (f"{found} (no {missing})" if missing else found) if found else None
 
 
 def verify_svhn(data_dir: DataDir, say: Say = say) -> str:

@@ -19,19 +19,29 @@ def add(commands: Any) -> None:
     fetched = actions.add_parser("fetch", help="fetch a set, if it is not here already")
     fetched.add_argument("name", choices=CATALOGUE, metavar="NAME", help=", ".join(CATALOGUE))
     verified = actions.add_parser("verify", help="read all that is here, and check its digests")
-    verified.add_argument("names", nargs="*", metavar="NAME", help="only these sets")
+    verified.add_argument("names", nargs="*", metavar="NAME", help=f"only these of {', '.join(CATALOGUE)}")
     shown = actions.add_parser("show", help="a contact sheet, as PNG")
     shown.add_argument("name", choices=SHEETS, metavar="SET", help=", ".join(SHEETS))
     shown.add_argument("--kind", help="distorted-mnist: R, RTS, P or E; colocalisation: T or TC")
     shown.add_argument("--size", type=int, help="svhn: 64 or 128; birds: 224 or 448")
-    shown.add_argument("--split", default="test", help="train or test; svhn: or extra")
-    shown.add_argument("--columns", type=int, default=16)
-    shown.add_argument("--rows", type=int, default=4)
+    shown.add_argument(
+        "--split", default="test", help="mnist, uci-digits, birds: train or test; svhn: or extra"
+    )
+    shown.add_argument(
+        "--columns", type=count, default=16, help="16 if nothing is said; fewer of large images"
+    )
+    shown.add_argument("--rows", type=count, default=4, help="4 if nothing is said")
     shown.add_argument("--out", type=Path, help="the file to write; SET.png if it is not given")
     for action in (listed, fetched, verified, shown):
         action.add_argument(
             "--data-dir", type=Path, help=f"look here first, before ${VARIABLE} and the cache"
         )
+
+
+def count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1, got {text!r}")
+    return int(text)
 
 
 def run(given: argparse.Namespace) -> int:

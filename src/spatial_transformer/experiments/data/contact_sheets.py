@@ -38,6 +38,9 @@ def show(name: str, asked: Asked, out: Path) -> str:
     """Writes the sheet of a set as PNG, and gives its caption."""
     if name not in SHEETS:
         raise ValueError(f"set must be one of {', '.join(SHEETS)}, got {name!r}")
+    for option, value, sets in (("kind", asked.kind, WITH_KINDS), ("size", asked.size, WITH_SIZES)):
+        if value is not None and name not in sets:
+            raise ValueError(f"{name} has no --{option}; {', '.join(sets)} have")
     sheet, caption = SHEETS[name](asked)
     pixels = (sheet * 255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
     image = extra("PIL.Image").fromarray(pixels)
@@ -101,16 +104,16 @@ def centred(images: Tensor, size: int) -> Tensor:
 
 
 def of_digits(digits: DigitSet, asked: Asked) -> tuple[Tensor, str]:
-    part = digits.train if asked.split == "train" else digits.test
+    part = {"train": digits.train, "test": digits.test}[chosen("split", asked.split, ("test", "train"))]
     tiles = grey(as_images(part.images[: asked.columns * asked.rows], "cpu"))
     return page(tiles, asked.columns), f"{digits.name}, {asked.split}"
 
 
 def distorted(asked: Asked, kinds: tuple[str, ...]) -> tuple[Tensor, str]:
     """Digits, and below each what the distortion makes of it."""
-    kind = chosen(asked.kind, kinds)
+    kind = chosen("kind", asked.kind, kinds)
     digits = mnist.load_or_stand_in(asked.data_dir)
-    found = fixed_set(kind, digits, count=min(asked.columns * (asked.rows // 2), BATCH))
+    found = fixed_set(kind, digits, count=min(asked.columns * max(1, asked.rows // 2), BATCH))
     before = grey(as_images(digits.test.images[: len(found.labels)], "cpu"))
     tiles = alternating(before, grey(found.images), asked.columns)
     return page(tiles, asked.columns), f"{digits.name} and its {kind}"
@@ -141,7 +144,7 @@ def written(text: str) -> Tensor:
 
 def placed(asked: Asked, kinds: dict[str, str]) -> tuple[Tensor, str]:
     """Digits on their canvases, with the true boxes."""
-    kind = kinds[chosen(asked.kind, tuple(kinds))]
+    kind = kinds[chosen("kind", asked.kind, tuple(kinds))]
     digits = mnist.load_or_stand_in(asked.data_dir)
     found = fixed_set(kind, digits, count=min(asked.columns * asked.rows, BATCH))
     tiles = outlined(grey(found.images), found.drawn.numbers["box"], BLUE)
@@ -163,7 +166,7 @@ def volumes(asked: Asked) -> tuple[Tensor, str]:
     """Each volume summed along z (as seen from the front), and below it along y (from above)."""
     digits = mnist.load_or_stand_in(asked.data_dir)
     columns = min(asked.columns, 12)
-    found = fixed_set("3D", digits, count=min(columns * (asked.rows // 2), BATCH)).images
+    found = fixed_set("3D", digits, count=min(columns * max(1, asked.rows // 2), BATCH)).images
     front, above = (found.sum(axis) for axis in (2, 3))
     front, above = (grey(view / view.amax((2, 3), keepdim=True)) for view in (front, above))
     caption = f"{digits.name} in 60 x 60 x 60, from the front and from above"
@@ -171,7 +174,7 @@ def volumes(asked: Asked) -> tuple[Tensor, str]:
 
 
 def house_numbers(asked: Asked) -> tuple[Tensor, str]:
-    size = int(chosen(str(asked.size or svhn.TIGHT), (str(svhn.TIGHT), str(svhn.LOOSE))))
+    size = int(chosen("size", str(asked.size or svhn.TIGHT), (str(svhn.TIGHT), str(svhn.LOOSE))))
     found = svhn.load(asked.split, asked.data_dir)
     crops = found.loose if size == svhn.LOOSE else found.tight
     columns = min(asked.columns, PAGE // size)
@@ -185,7 +188,7 @@ def house_numbers(asked: Asked) -> tuple[Tensor, str]:
 
 
 def bird_crops(asked: Asked) -> tuple[Tensor, str]:
-    size = int(chosen(str(asked.size or 224), ("224", "448")))
+    size = int(chosen("size", str(asked.size or 224), ("224", "448")))
     found = birds.load(asked.data_dir)
     columns = min(asked.columns, max(1, PAGE // size))
     some = found.split(asked.split)
@@ -194,13 +197,16 @@ def bird_crops(asked: Asked) -> tuple[Tensor, str]:
     return page(tiles, columns), f"CUB-200-2011 {asked.split}, centre crops of {size} px"
 
 
-def chosen(given: str | None, known: tuple[str, ...]) -> str:
+def chosen(option: str, given: str | None, known: tuple[str, ...]) -> str:
     if given is None:
         return known[0]
     if given not in known:
-        raise ValueError(f"must be one of {', '.join(known)}, got {given!r}")
+        raise ValueError(f"--{option} must be one of {', '.join(known)}, got {given!r}")
     return given
 
+
+WITH_KINDS = ("distorted-mnist", "cluttered-mnist", "colocalisation")
+WITH_SIZES = ("svhn", "birds")
 
 Sheet = Callable[[Asked], tuple[Tensor, str]]
 

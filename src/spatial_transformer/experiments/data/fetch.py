@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException
@@ -21,6 +23,9 @@ ROUNDS = 2  # how often each address is tried
 PAUSE = 1.0  # seconds between rounds
 
 Say = Callable[[str], None]
+
+# What numpy raises of a file of its own that was cut short, or changed.
+BROKEN = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
 
 
 class Wheel(NamedTuple):
@@ -67,6 +72,7 @@ def fetch(remote: Remote, folder: Path, *, say: Say = say) -> Path:
             if reason is None:
                 return target
             say(f"{target} is broken ({reason}): fetching it again")
+        sweep(target)
         download(remote, target, say)
     return target
 
@@ -151,6 +157,12 @@ def in_one_step(target: Path) -> Iterator[IO[bytes]]:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def sweep(target: Path) -> None:
+    """Removes what processes that were killed left of a file; for who holds the lock on it."""
+    for part in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
+        part.unlink(missing_ok=True)
 
 
 class Progress:

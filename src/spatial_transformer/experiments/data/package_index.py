@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import html.parser
 import urllib.parse
+from http.client import HTTPException
 
-from .addresses import opened, setting
+from .addresses import opened, setting, without_login
 
 PYPI = "https://pypi.org/simple"
 
@@ -28,8 +29,8 @@ def find(project: str, filename: str) -> str:
             page += "index.html"
         try:
             links = Links.of(text(page))
-        except OSError as error:
-            failures.append(str(error))
+        except (OSError, HTTPException, UnicodeDecodeError) as error:
+            failures.append(f"{without_login(page)}: {error}")
             continue
         for link in links:
             address = urllib.parse.urljoin(page, link).partition("#")[0]

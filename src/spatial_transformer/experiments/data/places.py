@@ -14,15 +14,22 @@ VARIABLE = "SPATIAL_TRANSFORMER_DATA"
 
 def places(data_dir: str | Path | None = None) -> list[Path]:
     """The folders in which data is looked for: ``data_dir``, then the variable's, then the user's cache."""
-    found = [Path(given).expanduser() for given in (data_dir, os.environ.get(VARIABLE)) if given]
+    found = [Path(os.path.expanduser(given)) for given in (data_dir, os.environ.get(VARIABLE)) if given]
     if not found or importlib.util.find_spec("platformdirs") is not None:
         found.append(Path(extra("platformdirs").user_cache_dir("spatial_transformer")))
     return found
 
 
 def home(data_dir: str | Path | None = None) -> Path:
-    """Where what is fetched or derived is put: the first of the places."""
-    return places(data_dir)[0]
+    """Where what is fetched or derived is put: the first of the places that can be written to."""
+    found = places(data_dir)
+    return next(filter(writable, found), found[0])  # where there is none, the error is about the first
+
+
+def writable(folder: Path) -> bool:
+    """Whether files can be put into a folder, which is made for that if it is not there."""
+    there = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def look(candidates: Sequence[str], data_dir: str | Path | None = None) -> list[Path]:

@@ -36,12 +36,14 @@ from torch import Tensor
 from ... import families, sampling
 from ..extra import extra
 from . import archives
-from .fetch import Say, in_one_step, say
+from .fetch import BROKEN, Say, in_one_step, say, sweep
 from .places import home, look, looked
 from .random_numbers import RandomNumbers
 
 SPLITS = ("train", "test", "extra")
 FOLDERS = ("svhn", "SVHN", ".")
+UNPACKED = "svhn/unpacked"
+CACHE = "svhn/cache"
 DIGITS = 5  # that a label holds
 NULL = 10  # the class of the places after the last digit
 LOOSE, TIGHT = 128, 64
@@ -101,14 +103,21 @@ def load(split: str, data_dir: str | Path | None = None, *, say: Say = say) -> H
             f"{looked(data_dir)}"
         )
     structure = structure_file(folder)
-    cache = home(data_dir) / "svhn" / "cache"
-    cache.mkdir(parents=True, exist_ok=True)
     stem = f"{split}-{fingerprint(folder, structure)}"
-    crops, index = cache / f"{stem}.npy", cache / f"{stem}.npz"
+    cached = kept(data_dir, stem, say)
+    if cached is not None:  # with nothing written, not even a lock
+        return cached
+    cache = home(data_dir) / CACHE
+    cache.mkdir(parents=True, exist_ok=True)
     with extra("filelock").FileLock(cache / f".{split}.lock"):
-        if not crops.exists():  # it is written last
+        cached = kept(data_dir, stem, lambda line: None)
+        if cached is None:
+            crops, index = cache / f"{stem}.npy", cache / f"{stem}.npz"
+            sweep(crops)
+            sweep(index)
             build(folder, read_structure(structure), crops, index, say)
-    return opened(crops, index)
+            cached = opened(crops, index)
+    return cached
 
 
 def validation_split(count: int, held_out: int = VALIDATION) -> tuple[Tensor, Tensor]:
@@ -125,10 +134,11 @@ def where(split: str, data_dir: str | Path | None = None) -> Path | None:
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     folders = [folder / split for folder in look(FOLDERS, data_dir)]
-    folders += [path / split for path in look([f"svhn/unpacked/{split}"], data_dir)]
     tars = [folder.with_name(f"{split}{kind}") for folder in folders for kind in archives.KINDS]
+    unpacked = [path / split for path in look([f"{UNPACKED}/{split}"], data_dir)]  # whose archive may be gone
     found = [folder for folder in folders if structure_file(folder) is not None]
-    return next(iter(found + [tar for tar in tars if tar.is_file()]), None)
+    found += [tar for tar in tars if tar.is_file()]
+    return next(iter(found + [folder for folder in unpacked if structure_file(folder) is not None]), None)
 
 
 def find(split: str, data_dir: str | Path | None = None, *, say: Say = say) -> Path | None:
@@ -136,9 +146,9 @@ def find(split: str, data_dir: str | Path | None = None, *, say: Say = say) -> P
     found = where(split, data_dir)
     if found is None or found.is_dir():
         return found
-    unpacked = home(data_dir) / "svhn" / "unpacked" / split
-    say(f"unpacking {found} into {unpacked}")
-    return archives.unpack(found, unpacked) / split
+    path = f"{UNPACKED}/{split}"
+    held = [folder for folder in look([path], data_dir) if archives.holds(folder, found)]
+    return (held[0] if held else archives.unpack(found, home(data_dir) / path, say=say)) / split
 
 
 def structure_file(folder: Path) -> Path | None:
@@ -171,7 +181,7 @@ def read_structure(structure: Path | None) -> list[Entry]:
     read = read_json if structure.suffix == ".json" else read_mat
     try:
         entries = read(structure)
-    except (KeyError, TypeError, ValueError, OSError) as error:
+    except (LookupError, TypeError, ValueError, OSError, RuntimeError) as error:
         raise SvhnError(f"{structure} is broken: {error!r}") from error
     if not entries:
         raise SvhnError(f"{structure} names no image")
@@ -182,7 +192,8 @@ def read_json(path: Path) -> list[Entry]:
     rows = json.loads(path.read_text())
     return [
         Entry(
-            row["filename"], tuple(Box(*(float(box[field]) for field in Box._fields)) for box in row["boxes"])
+            str(row["filename"]),
+            tuple(Box(*(float(box[field]) for field in Box._fields)) for box in row["boxes"]),
         )
         for row in rows
     ]
@@ -298,7 +309,8 @@ def decoded(
             try:
                 with images.open(folder / entry.name) as file:
                     image = np.array(file.convert("RGB"))
-            except (OSError, SyntaxError, ValueError) as error:  # SyntaxError is Pillow's for a broken PNG
+            except (OSError, SyntaxError, ValueError, images.DecompressionBombError) as error:
+                # SyntaxError is Pillow's for a broken PNG
                 raise SvhnError(f"{folder / entry.name} cannot be read: {error}") from error
             reason = why_left_out(entry, (image.shape[1], image.shape[0]))
         if reason is not None:
@@ -312,14 +324,17 @@ def cropped(image: np.ndarray[Any, Any], entry: Entry) -> Tensor:
     height, width = image.shape[:2]
     pixels = torch.from_numpy(image).permute(2, 0, 1)[None].to(torch.float32)
     theta = crop_theta(entry, width, height)
-    shrunk = max(theta[0] * width, theta[4] * height) / LOOSE  # image pixels for one of the crop
+    # Image pixels for one of the crop. Time and memory go with them: a box far larger than the image is
+    # smoothed as one of the image's size would be.
+    most = GROWN * LOOSE / TIGHT
+    shrunk = max(min(theta[0], most) * width, min(theta[4], most) * height) / LOOSE
     seen = sampling.warp(
         pixels,
         torch.tensor([theta], dtype=torch.float32),
         families.Affine(),
         size=(LOOSE, LOOSE),
         padding="border",
-        antialias=math.ceil(shrunk) if shrunk > 1 else False,  # its time goes with the limit
+        antialias=math.ceil(shrunk) if shrunk > 1 else False,
     )
     return seen[0].round().clamp(0, 255).to(torch.uint8)
 
@@ -336,9 +351,22 @@ def crop_theta(entry: Entry, width: int, height: int) -> list[float]:
     ]  # fmt: skip
 
 
+def kept(data_dir: str | Path | None, stem: str, say: Say) -> HouseNumbers | None:
+    """What is cached under that name in one of the places; what is broken is named and passed over."""
+    for crops in look([f"{CACHE}/{stem}.npy"], data_dir):  # the crops are written last
+        try:
+            return opened(crops, crops.with_suffix(".npz"))
+        except BROKEN as error:
+            say(f"{crops} is broken ({error}) and is not used")
+    return None
+
+
 def opened(crops: Path, index: Path) -> HouseNumbers:
-    held = np.load(index)
+    with np.load(index) as file:
+        held = dict(file)
     loose = np.load(crops, mmap_mode="c")  # written to in memory alone
+    if loose.shape != (len(held["labels"]), 3, LOOSE, LOOSE):
+        raise SvhnError(f"crops of shape {loose.shape} for {len(held['labels'])} labels")
     return HouseNumbers(
         torch.from_numpy(loose),
         torch.from_numpy(held["labels"]),
