@@ -69,6 +69,18 @@ def test_verify_fails_on_what_is_broken(tmp_path, capsys):
     assert "mnist                BROKEN: " in capsys.readouterr().out
 
 
+def test_verify_tells_what_is_broken_from_what_cannot_be_read(tmp_path, capsys, monkeypatch):
+    def full(data_dir):
+        raise OSError("No space left on device")
+
+    item = CATALOGUE["uci-digits"]._replace(verify=full)
+    monkeypatch.setitem(CATALOGUE, "uci-digits", item)
+    assert main(["data", "verify", "uci-digits", "--data-dir", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "could not be checked: No space left on device" in said
+    assert "BROKEN" not in said
+
+
 def test_verify_fails_on_what_is_missing_if_it_was_named(tmp_path, capsys):
     assert main(["data", "verify", "cub", "--data-dir", str(tmp_path)]) == 1
     assert main(["data", "verify", "uci-digits", "--data-dir", str(tmp_path)]) == 0

@@ -328,6 +328,8 @@ def test_wrong_options_are_named():
     ):
         with pytest.raises(ValueError, match=r"must be one of .*, got 'other'"):
             make()
+    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+        fixed_set("R", uci_digits.load(), count=0)
     with pytest.raises(ValueError, match=r"kind must be one of R, RTS,.* got 'S'"):
         next(fixed_batches("S", None))
 

@@ -386,6 +386,7 @@ def test_an_encrypted_zip_is_named(tmp_path):
         ("a/../../parent", tarfile.REGTYPE),
         ("a\\..\\..\\parent", tarfile.REGTYPE),
         ("C:/drive", tarfile.REGTYPE),
+        ("a/file:stream", tarfile.REGTYPE),
         ("link", tarfile.SYMTYPE),
         ("hard", tarfile.LNKTYPE),
         ("pipe", tarfile.FIFOTYPE),

@@ -118,8 +118,7 @@ def zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
 def safe(name: str, archive: Path) -> None:
     """Raises where a path is absolute, climbs out of its folder, or means something else on Windows."""
     path = PurePosixPath(name)
-    drive = any(":" in part for part in path.parts[:1])  # "." alone, as `tar .` begins, has no parts
-    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or drive:
+    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name:
         raise ArchiveError(f"{archive} holds {name!r}, a path that leaves its folder")
 
 

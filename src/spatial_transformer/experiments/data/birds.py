@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -216,12 +216,20 @@ def read_lists(folder: Path) -> Lists:
     except ValueError as error:
         raise BirdsError(f"{folder / 'bounding_boxes.txt'} is broken: {error}") from error
     return Lists(
-        [tables["images.txt"][number] for number in ids],
+        [inside(tables["images.txt"][number], folder) for number in ids],
         np.array([order[given[number]] for number in ids], np.int64),
         np.array([tables["train_test_split.txt"][number] == "1" for number in ids]),
         boxes,
         [classes[number] for number in order],
     )
+
+
+def inside(name: str, folder: Path) -> str:
+    """A path below ``images``, and nowhere else."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise BirdsError(f"{folder / 'images.txt'} names {name!r}, a path that leaves its folder")
+    return name
 
 
 def table(path: Path) -> dict[str, str]:

@@ -84,8 +84,11 @@ def verify_some(given: argparse.Namespace) -> int:
         except FileNotFoundError as error:
             print(f"{name:<20} missing: {error}")
             failed += name in given.names
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             print(f"{name:<20} BROKEN: {error}")
+            failed += 1
+        except OSError as error:  # a full disk, a folder that cannot be read
+            print(f"{name:<20} could not be checked: {error}")
             failed += 1
     return 1 if failed else 0
 

@@ -61,6 +61,8 @@ def fixed_set(kind: str, digits: DigitSet, *, count: int | None = None, **option
     >>> fixed_set("RTS", uci_digits.load()).images.shape
     torch.Size([300, 1, 42, 42])
     """
+    if count is not None and count < 1:
+        raise ValueError(f"count must be at least 1, got {count}")
     total = len(digits.test.labels) if count is None else min(count, len(digits.test.labels))
     parts = list(itertools.islice(fixed_batches(kind, digits, **options), -(-total // BATCH)))
     names = parts[0].drawn.numbers

@@ -189,7 +189,7 @@ def read_structure(structure: Path | None) -> list[Entry]:
 
 
 def read_json(path: Path) -> list[Entry]:
-    rows = json.loads(path.read_text())
+    rows = json.loads(path.read_text("utf-8"))
     return [
         Entry(
             str(row["filename"]),
