@@ -69,6 +69,7 @@ DATA_LEVELS = [
     {"catalogue", "contact_sheets"},
     {"fixed_sets"},
     {"mnist", "svhn", "birds", "backbones", "clutter", "volumes"},
+    {"caches"},
     {"distortions", "uci_digits", "fetch"},
     {"package_index"},
     {"addresses", "archives", "digits", "places", "random_numbers"},

@@ -28,7 +28,8 @@ from torch import Tensor
 from ... import families, sampling
 from ..extra import extra
 from . import archives
-from .fetch import BROKEN, Say, in_one_step, say, sweep
+from .caches import cached
+from .fetch import Say, in_one_step, say
 from .places import home, look, looked
 from .random_numbers import RandomNumbers
 
@@ -156,21 +157,14 @@ def load(data_dir: str | Path | None = None, *, say: Say = say) -> Birds:
     if folder is None:
         raise FileNotFoundError(f"CUB-200-2011 is not here: no {NAME} or {NAME}.tgz in {looked(data_dir)}")
     lists = read_lists(folder)
-    stem = f"images-{fingerprint(folder)}"
-    cached = kept(data_dir, stem, lists, say)
-    if cached is not None:  # with nothing written, not even a lock
-        return cached
-    cache = home(data_dir) / CACHE
-    cache.mkdir(parents=True, exist_ok=True)
-    with extra("filelock").FileLock(cache / ".lock"):
-        cached = kept(data_dir, stem, lists, lambda line: None)
-        if cached is None:
-            pixels, index = cache / f"{stem}.bin", cache / f"{stem}.npz"
-            sweep(pixels)
-            sweep(index)
-            build(folder, lists, pixels, index, say)
-            cached = opened(lists, pixels, index)
-    return cached
+    return cached(
+        f"{CACHE}/images-{fingerprint(folder)}.bin",
+        lambda pixels, index: opened(lists, pixels, index),
+        lambda pixels, index: build(folder, lists, pixels, index, say),
+        lock=".lock",
+        data_dir=data_dir,
+        say=say,
+    )
 
 
 # Where it is, and what its lists say
@@ -296,16 +290,6 @@ def decode(path: Path) -> tuple[np.ndarray[Any, Any], float]:
     if scale < 1:
         image = image.resize([round(scale * side) for side in image.size], images.Resampling.LANCZOS)
     return np.array(image), scale
-
-
-def kept(data_dir: str | Path | None, stem: str, lists: Lists, say: Say) -> Birds | None:
-    """What is cached under that name in one of the places; what is broken is named and passed over."""
-    for pixels in look([f"{CACHE}/{stem}.bin"], data_dir):  # the pixels are written last
-        try:
-            return opened(lists, pixels, pixels.with_suffix(".npz"))
-        except BROKEN as error:
-            say(f"{pixels} is broken ({error}) and is not used")
-    return None
 
 
 def opened(lists: Lists, pixels: Path, index: Path) -> Birds:

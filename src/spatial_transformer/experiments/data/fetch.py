@@ -7,7 +7,6 @@ import hashlib
 import os
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException
@@ -23,9 +22,6 @@ ROUNDS = 2  # how often each address is tried
 PAUSE = 1.0  # seconds between rounds
 
 Say = Callable[[str], None]
-
-# What numpy raises of a file of its own that was cut short, or changed.
-BROKEN = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
 
 
 class Wheel(NamedTuple):

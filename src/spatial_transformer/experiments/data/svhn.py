@@ -36,7 +36,8 @@ from torch import Tensor
 from ... import families, sampling
 from ..extra import extra
 from . import archives
-from .fetch import BROKEN, Say, in_one_step, say, sweep
+from .caches import cached
+from .fetch import Say, in_one_step, say
 from .places import home, look, looked
 from .random_numbers import RandomNumbers
 
@@ -103,21 +104,14 @@ def load(split: str, data_dir: str | Path | None = None, *, say: Say = say) -> H
             f"{looked(data_dir)}"
         )
     structure = structure_file(folder)
-    stem = f"{split}-{fingerprint(folder, structure)}"
-    cached = kept(data_dir, stem, say)
-    if cached is not None:  # with nothing written, not even a lock
-        return cached
-    cache = home(data_dir) / CACHE
-    cache.mkdir(parents=True, exist_ok=True)
-    with extra("filelock").FileLock(cache / f".{split}.lock"):
-        cached = kept(data_dir, stem, lambda line: None)
-        if cached is None:
-            crops, index = cache / f"{stem}.npy", cache / f"{stem}.npz"
-            sweep(crops)
-            sweep(index)
-            build(folder, read_structure(structure), crops, index, say)
-            cached = opened(crops, index)
-    return cached
+    return cached(
+        f"{CACHE}/{split}-{fingerprint(folder, structure)}.npy",
+        opened,
+        lambda crops, index: build(folder, read_structure(structure), crops, index, say),
+        lock=f".{split}.lock",
+        data_dir=data_dir,
+        say=say,
+    )
 
 
 def validation_split(count: int, held_out: int = VALIDATION) -> tuple[Tensor, Tensor]:
@@ -349,16 +343,6 @@ def crop_theta(entry: Entry, width: int, height: int) -> list[float]:
         grown * (right - left) / width, 0.0, (left + right) / width - 1,
         0.0, grown * (bottom - top) / height, (top + bottom) / height - 1,
     ]  # fmt: skip
-
-
-def kept(data_dir: str | Path | None, stem: str, say: Say) -> HouseNumbers | None:
-    """What is cached under that name in one of the places; what is broken is named and passed over."""
-    for crops in look([f"{CACHE}/{stem}.npy"], data_dir):  # the crops are written last
-        try:
-            return opened(crops, crops.with_suffix(".npz"))
-        except BROKEN as error:
-            say(f"{crops} is broken ({error}) and is not used")
-    return None
 
 
 def opened(crops: Path, index: Path) -> HouseNumbers:
