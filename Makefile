@@ -43,6 +43,7 @@ docs: setup
 	$(BIN)/python -m benchmarks.table benchmarks/results/cpu.json --into README.md
 	$(BIN)/python -m benchmarks.table benchmarks/results/gpu.json --into docs/speed.md
 	$(BIN)/python -m benchmarks.data --table benchmarks/results/data_cpu.json --into docs/data.md
+	$(BIN)/python -m benchmarks.data --table benchmarks/results/data_gpu.json --into docs/data.md
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache

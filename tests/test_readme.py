@@ -61,8 +61,9 @@ def test_the_speed_table_is_the_results():
     assert with_table(document, result, table) == document
 
 
-def test_the_data_table_is_the_results():
-    document, result = (ROOT / "docs/data.md").read_text(), "benchmarks/results/data_cpu.json"
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_the_data_tables_are_the_results(device):
+    document, result = (ROOT / "docs/data.md").read_text(), f"benchmarks/results/data_{device}.json"
     table = data.markdown(json.loads((ROOT / result).read_text()))
     assert with_table(document, result, table) == document
 

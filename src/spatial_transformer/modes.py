@@ -33,7 +33,8 @@ def tracing() -> bool:
 
 def exporting() -> bool:
     """Whether a graph is being made for elsewhere (``torch.export``, ONNX), where operators are unknown."""
-    return torch.compiler.is_exporting()
+    # Not `is_exporting()`: under torch 2.11 Dynamo folds it to True in `torch.compile` as well.
+    return torch.compiler._is_exporting_flag
 
 
 def opaque() -> bool:
