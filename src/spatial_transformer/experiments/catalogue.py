@@ -1,0 +1,36 @@
+"""The experiments by name, and the cells that someone asks for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+from .paper import cluttered_mnist, distorted_mnist
+from .spec import Cell, Experiment
+
+EXPERIMENTS = {module.EXPERIMENT.name: module.EXPERIMENT for module in (distorted_mnist, cluttered_mnist)}
+
+
+def chosen(experiment: Experiment, models: Sequence[str] = (), data: Sequence[str] = ()) -> list[Cell]:
+    """The cells of some rows and columns; of all where none are named.
+
+    >>> [cell.name for cell in chosen(EXPERIMENTS["distorted-mnist"], ["ST-FCN affine"], ["R", "E"])]
+    ['R/ST-FCN affine', 'E/ST-FCN affine']
+    """
+    rows = {known("model", name, [model.name for model in experiment.models]) for name in models}
+    columns = {known("data", name, [one.kind for one in experiment.data]) for name in data}
+    return [
+        cell
+        for cell in experiment.cells
+        if (not rows or cell.model.name in rows) and (not columns or cell.data.kind in columns)
+    ]
+
+
+def known(what: str, name: str, names: Iterable[str]) -> str:
+    """The one of the names that is meant, whatever its case; an error with the nearest where none is."""
+    by_case = {each.lower(): each for each in names}
+    if name.lower() not in by_case:
+        near = difflib.get_close_matches(name.lower(), by_case, n=1, cutoff=0.4)
+        meant = f"; did you mean {by_case[near[0]]}?" if near else ""
+        raise ValueError(f"{what} must be one of {', '.join(by_case.values())}, got {name!r}{meant}")
+    return by_case[name.lower()]
