@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from .experiments import training
 from .experiments.data import commands as data
 from .info import info
 from .version import __version__
@@ -21,9 +22,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "info", help="versions, devices, and which implementation each operation would take, and why"
     )
     data.add(commands)
-    given = parser.parse_args(arguments)
+    training.add(commands)
+    given, rest = parser.parse_known_args(arguments)
+    if rest and given.command == "train" and not any(word.startswith("-") for word in rest):
+        given.settings += rest  # `stn train EXPERIMENT --seed 1 steps=10`: argparse leaves them over
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    run = {"info": print_info, "data": data.run, "train": training.run}[given.command]
     try:
-        return data.run(given) if given.command == "data" else print_info()
+        return run(given)
     except BrokenPipeError:  # `stn info | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -35,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def print_info() -> int:
+def print_info(given: argparse.Namespace) -> int:
     print(info(), flush=True)
     return 0
 
