@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from scipy import stats
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import spatial_transformer as st
@@ -21,16 +22,23 @@ from spatial_transformer.experiments.data.distortions import (
     Projected,
     Rotated,
     RotatedTranslatedScaled,
+    _corner_signs,
+    canvas_lattice,
+    field_basis,
     square_to,
+)
+from spatial_transformer.experiments.data.distortions import (
+    control_lattice as kept_control_lattice,
 )
 from spatial_transformer.experiments.data.fixed_sets import BATCH, KINDS, as_images, fixed_batches, fixed_set
 from spatial_transformer.experiments.data.random_numbers import RandomNumbers
-from spatial_transformer.experiments.data.volumes import Volumes, turned
+from spatial_transformer.experiments.data.volumes import Volumes, block_half, turned
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 MANY = 20_000  # draws that statistics are taken over
 DOUBLE = torch.float64
+KEPT = (_corner_signs, canvas_lattice, kept_control_lattice, field_basis, block_half)  # constant tensors
 
 
 @pytest.fixture(scope="module")
@@ -531,6 +539,41 @@ def test_a_batch_can_be_captured_and_takes_few_launches(images, kind):
         distortion.apply(given, distortion.draw(4, random))
     assert launches.waited == []
     assert 20 < launches.count <= (36 if kind in ("RTS", "addition") else 44 if kind == "E" else 56)
+
+
+@pytest.mark.parametrize("kind", ["P", "E", "E pull", "3D"])
+def test_what_is_kept_in_inference_mode_can_be_trained_through(images, kind):
+    """Images, numbers and thetas may need gradients; what is always the same was first made without."""
+    distortion = Elastic(direction="pull") if kind == "E pull" else KINDS[kind](images[:, 0])
+    for kept in KEPT:
+        kept.held.clear()
+    with torch.inference_mode():
+        distortion.apply(images[:2], distortion.draw(2, RandomNumbers(0)))
+    drawn = distortion.draw(2, RandomNumbers(0))
+    numbers = {name: value.requires_grad_() for name, value in drawn.numbers.items()}
+    theta = drawn.theta.requires_grad_()
+    given = images[:2].clone().requires_grad_()
+    distortion.apply(given, Drawn(theta, numbers)).sum().backward()
+    assert given.grad.abs().sum() > 0
+    for kept in KEPT:
+        assert not any(tensor.is_inference() for tensor in kept.held.values())
+    assert any(kept.held for kept in KEPT)
+
+
+def test_what_is_made_of_stand_ins_is_not_kept():
+    canvas_lattice.held.clear()
+    with FakeTensorMode():
+        canvas_lattice(28, DOUBLE, torch.device("cpu"))
+    assert canvas_lattice.held == {}
+    found = canvas_lattice(28, DOUBLE, torch.device("cpu"))
+    assert found is canvas_lattice(28, DOUBLE, torch.device("cpu"))
+
+
+def test_e_gives_its_offsets_in_pixels():
+    """The one theta that is none of its family's; ``grid`` has where pixels are read."""
+    drawn = draw(Elastic(), 50)
+    assert torch.equal(drawn.theta, drawn.numbers["offsets"].flatten(1))
+    assert abs(drawn.theta.std() - 1.5) < 0.1
 
 
 def test_a_fixed_set_is_its_batches(digits):
