@@ -55,7 +55,11 @@ class Distortion(Protocol):
 
 @dataclass(frozen=True)
 class Rotated:
-    """R: "a random rotation sampled uniformly between -90 and +90 degrees"."""
+    """R: "a random rotation sampled uniformly between -90 and +90 degrees".
+
+    On the digit's own 28 px a stroke in a corner may turn out of the canvas: of MNIST's digits 0.4 % lose more
+    than a hundredth of their ink, and none a twentieth.
+    """
 
     degrees: float = 90.0  # at most, to either side
     size: int = DIGIT  # of the canvas
@@ -75,7 +79,11 @@ class Rotated:
 @dataclass(frozen=True)
 class RotatedTranslatedScaled:
     """RTS: rotated by -45 to +45 degrees, scaled by 0.7 to 1.2, "placing the digit in a random location in a
-    42 x 42 image, all with uniform distributions"."""
+    42 x 42 image, all with uniform distributions".
+
+    Placed by the scaled frame, 0.01 % of MNIST's digits lose more than a hundredth of their ink beyond the
+    canvas, and none three; by the frame it is 0.12 %.
+    """
 
     degrees: float = 45.0
     scale: tuple[float, float] = (0.7, 1.2)
