@@ -460,6 +460,54 @@ def test_the_inverse_brings_the_digit_back(smooth, kind):
     assert away.mean() < 0.002
 
 
+def test_the_inverses_bring_both_digits_back(smooth):
+    added, pairs = KINDS["addition"](smooth[:, 0]), smooth.reshape(32, 2, 28, 28)
+    drawn = added.draw(32, RandomNumbers(2))
+    shown = added.apply(pairs, drawn).reshape(64, 1, 42, 42)
+    theta = added.family.inverse(drawn.theta.flatten(0, 1))
+    back = st.warp(shown, theta, added.family, size=(28, 28))
+    assert (back - smooth).abs().max() < 0.04
+
+
+def test_the_inverse_brings_the_digit_back_among_distractors(images):
+    cluttered = KINDS["TC"](images[:, 0])
+    drawn = cluttered.draw(200, RandomNumbers(2))
+    shown = cluttered.apply(images[:200], drawn)
+    back = st.warp(shown, cluttered.family.inverse(drawn.theta), cluttered.family, size=(28, 28))
+    away = back - images[:200]
+    assert away.min() > -1e-3  # the greater value stays
+    assert (away.abs() < 1e-3).double().mean() > 0.9  # but for what lies on the digit
+    clear = (away.abs() < 1e-3).flatten(1).all(1)
+    assert 10 < clear.sum() < 190
+
+
+def test_the_inverse_brings_the_digit_back_from_its_volume(smooth):
+    volumes = Volumes()
+    drawn = volumes.draw(8, RandomNumbers(2))
+    shown = volumes.apply(smooth[:8], drawn)
+    back = st.warp(shown, volumes.family.inverse(drawn.theta), volumes.family, size=(16, 28, 28))
+    inside = back[:, :, 2:-2]  # a slice at the block's face is read half from outside of it
+    assert (inside - smooth[:8, :, None]).abs().max() < 0.06
+    assert (inside - smooth[:8, :, None]).abs().mean() < 0.002
+
+
+@pytest.mark.parametrize("size", [28, 42])
+def test_e_brings_the_digit_back_through_its_spline(smooth, size):
+    """What the inverse was of: each point of the digit is found where the spline pushed it."""
+    elastic = Elastic(size=size)
+    drawn = elastic.draw(64, RandomNumbers(2))
+    shown = elastic.apply(smooth, drawn)
+    points = lattice((28, 28), False, dtype=DOUBLE).flatten(0, 1)
+    moved = elastic.family.basis_at(points) @ (drawn.numbers["offsets"].double() / 14)
+    pushed = (points * drawn.numbers["scale"].double()[:, None, None] + moved) * (28 / size)
+    back = st.sample(shown, pushed.unflatten(1, (28, 28)).float())
+    kept = st.sample(torch.ones_like(shown), pushed.unflatten(1, (28, 28)).float()) > 0.999
+    away = (back - smooth).abs()[kept]
+    assert kept.double().mean() > 0.9
+    assert away.mean() < 0.003
+    assert (away > 0.05).double().mean() < 0.002  # folds
+
+
 def test_about_a_fifth_of_digits_lose_ink_to_p(images):
     theta = Projected().draw(1500, RandomNumbers(5)).theta
     y, x = torch.meshgrid(torch.arange(28.0), torch.arange(28.0), indexing="ij")

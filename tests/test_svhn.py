@@ -533,3 +533,5 @@ def test_the_real_files(split, lengths, total):
     assert found.lengths.bincount()[1:].tolist() == lengths
     assert int((found.labels != svhn.NULL).sum()) == total
     assert len(found.left_out) == (1 if split == "train" else 0)
+    if split == "train":  # listed as 2, 0, 2, 6
+        assert found.labels[found.names.index("16278.png")].tolist() == [2, 6, 2, 0, 10]

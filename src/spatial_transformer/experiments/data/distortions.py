@@ -57,8 +57,8 @@ class Distortion(Protocol):
 class Rotated:
     """R: "a random rotation sampled uniformly between -90 and +90 degrees".
 
-    On the digit's own 28 px a stroke in a corner may turn out of the canvas: of MNIST's digits 0.4 % lose more
-    than a hundredth of their ink, and none a twentieth.
+    On the digit's own 28 px a stroke in a corner may turn out of the canvas: of MNIST's digits 0.4 % lose
+    more than a hundredth of their ink, and none a twentieth.
     """
 
     degrees: float = 90.0  # at most, to either side
