@@ -130,6 +130,7 @@ def test_it_says_where_it_looked(tmp_path):
         ({"images.txt": []}, r"images\.txt is broken"),
         ({"images.txt": ["1 a.jpg", "2 ../../b.jpg", "3 c.jpg", "4 d.jpg"]}, "leaves its folder"),
         ({"bounding_boxes.txt": [f"{i} 5 6" for i in (1, 2, 3, 4)]}, "boxes.txt is broken"),
+        ({"bounding_boxes.txt": [f"{i} 5 6 nan 7" for i in (1, 2, 3, 4)]}, "a side that is no number"),
         ({"classes.txt": ["one 001.Class_1"]}, r"classes\.txt is broken: ids have to be numbers"),
         ({"train_test_split.txt": ["1 1", "2 0", "3 0", "4 yes"]}, r"train_test_split\.txt is broken"),
         ({"train_test_split.txt": ["1 1", "2 0", "3 0", "4 1", "4 0"]}, "an id is there twice"),

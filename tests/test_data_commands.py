@@ -153,6 +153,14 @@ def test_list_names_what_is_broken(tmp_path, capsys):
     assert "missing: `stn data fetch mnist`" not in said
 
 
+def test_list_names_a_broken_wheel(tmp_path, capsys):
+    wheel = tmp_path / backbones.known("efficientnet-lite0").wheel.name
+    wheel.write_bytes(b"half")
+    assert main(["data", "list", "--data-dir", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert f"BROKEN: {wheel} is broken: File is not a zip file: `stn data fetch efficientnet-lite0`" in said
+
+
 def test_list_names_what_is_missing_of_a_set(tmp_path, capsys, monkeypatch):
     content = bytes(range(18))
     found = dict.fromkeys(list(mnist.FILES)[1:], b"")

@@ -279,6 +279,8 @@ def read_lists(folder: Path) -> Lists:
         boxes = boxes.reshape(len(ids), 4)
     except ValueError as error:
         raise BirdsError(f"{folder / 'bounding_boxes.txt'} is broken: {error}") from error
+    if not np.isfinite(boxes).all():
+        raise BirdsError(f"{folder / 'bounding_boxes.txt'} is broken: a box has a side that is no number")
     return Lists(
         [inside(tables["images.txt"][number], folder) for number in ids],
         np.array([order[given[number]] for number in ids], np.int64),

@@ -108,6 +108,8 @@ def said(cached: bool) -> str:
 
 def find_backbone(name: str, data_dir: DataDir) -> str | None:
     found = backbones.find(name, data_dir)
+    if found is not None:
+        backbones.content(backbones.known(name), found)  # raises where it is broken
     return None if found is None else str(found)
 
 
