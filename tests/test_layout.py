@@ -72,7 +72,7 @@ DATA_LEVELS = [
     {"caches"},
     {"distortions", "uci_digits", "fetch"},
     {"package_index"},
-    {"addresses", "archives", "digits", "places", "random_numbers"},
+    {"addresses", "archives", "constants", "digits", "places", "random_numbers"},
 ]
 DATA_LEVEL = {name: depth for depth, names in enumerate(DATA_LEVELS) for name in names}
 
