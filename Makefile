@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
-EXTRAS := dev,export,cpu,experiments
+EXTRAS := dev,export,cpu,experiments,cluster
 
 .PHONY: setup test quickstart lint bench bench-gpu test-gpu docs clean
 

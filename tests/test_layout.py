@@ -77,7 +77,7 @@ DATA_LEVELS = [
 DATA_LEVEL = {name: depth for depth, names in enumerate(DATA_LEVELS) for name in names}
 
 # What the extra ``experiments`` brings: taken by ``experiments.extra`` alone, where it is first needed.
-EXTRA = ("filelock", "h5py", "matplotlib", "PIL", "platformdirs", "rich", "safetensors")
+EXTRA = ("filelock", "ray", "h5py", "matplotlib", "PIL", "platformdirs", "rich", "safetensors")
 
 # An outside package -> the files that import it.
 OWNERS = {

@@ -1,4 +1,4 @@
-"""The packages of the extra ``experiments``, imported where they are first needed."""
+"""The packages of the extras that experiments need, imported where they are first needed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 
-def extra(module: str) -> Any:
+def extra(module: str, extra: str = "experiments") -> Any:
     """The module of that name, or an error that says how to get it.
 
     >>> extra("filelock").FileLock                                                    # doctest: +SKIP
@@ -16,5 +16,5 @@ def extra(module: str) -> Any:
     except ImportError as error:
         raise ImportError(
             f"{module} is not installed; the experiments need the extra: "
-            "pip install spatial_transformer[experiments]"
+            f"pip install spatial_transformer[{extra}]"
         ) from error

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import engine, records
+from . import cluster, engine, records
 from .catalogue import EXPERIMENTS, chosen
 from .data import mnist, uci_digits
 from .data.digits import DigitSet
@@ -49,6 +49,15 @@ def add(commands: Any) -> None:
         "--device", default="auto", help="auto (a GPU if there is one), cpu, cuda, cuda:1 ..."
     )
     parser.add_argument("--at-once", type=positive, help="cells side by side (a GPU: all; the CPU: one)")
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const=cluster.LOCAL,
+        metavar="ADDRESS",
+        help="spread the cells over a Ray cluster; without an address over workers on this machine. The "
+        "folders of records and checkpoints must be seen by all",
+    )
+    parser.add_argument("--gpu-share", type=share, help="with --ray: of a GPU for each cell (an eighth)")
     parser.add_argument("--time-limit", type=span, default=math.inf, help="stop before it: 90, 25m, 1h30m")
     parser.add_argument(
         "--save-every", type=span, default=engine.SAVE_EVERY, help="seconds between checkpoints (30)"
@@ -69,24 +78,22 @@ def run(given: argparse.Namespace) -> int:
     cells = [
         dataclasses.replace(cell, settings=settings) for cell in chosen(experiment, given.model, given.data)
     ]
-    device = device_of(given.device)
     digits = DIGITS[given.digits](given.data_dir)
     jobs = wanted(cells, digits, given)
     if not jobs:
         print("every cell has its record; `stn table` shows them")
         return 0
-    at_once = given.at_once or (CELLS_ON_A_GPU if device.type == "cuda" else 1)
-    with asked_to_stop() as stop, display(len(jobs)) as watcher:
-        outcome = engine.train(
-            jobs,
-            digits,
-            device,
-            at_once=at_once,
-            deadline=deadline,
-            save_every=given.save_every,
-            stop=stop,
-            watcher=watcher,
-        )
+    limits = {"deadline": deadline, "save_every": given.save_every}
+    with asked_to_stop() as stop:
+        if given.ray is not None:
+            outcome = cluster.train(jobs, digits, given.ray, gpu_share=given.gpu_share, stop=stop, **limits)
+        else:
+            device = device_of(given.device)
+            at_once = given.at_once or (CELLS_ON_A_GPU if device.type == "cuda" else 1)
+            with display(len(jobs)) as watcher:
+                outcome = engine.train(
+                    jobs, digits, device, at_once=at_once, stop=stop, watcher=watcher, **limits
+                )
         interrupted = stop()
     for job in outcome.busy:
         print(f"{job.name}: another process trains it")
@@ -163,6 +170,16 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1, got {text!r}")
     return int(text)
+
+
+def share(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 1:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 1, got {text!r}")
+    return found
 
 
 def span(text: str) -> float:

@@ -1,0 +1,113 @@
+"""The cells of an experiment spread over a Ray cluster: a task each, with the same records as on one machine.
+
+Records and checkpoints lie in folders that all machines see. A task whose worker dies is begun again
+elsewhere by Ray, and goes on from its checkpoint. The digits travel with the tasks.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from . import engine
+from .data.digits import DigitSet
+from .display import Lines
+from .engine import Job, Outcome
+from .extra import extra
+from .interrupts import asked_to_stop
+
+LOCAL = "local"  # the address that means: workers on this machine
+RETRIES = 10  # how often a task is begun again when its worker died
+GPU_SHARE = 1 / 8  # of a GPU that a cell takes: it leaves most of one idle
+LOOK_EVERY = 1.0  # seconds
+GRACE = 60.0  # seconds for cells to be saved, once someone said stop
+
+Say = Callable[[str], None]
+
+
+class TaskError(ValueError):
+    """What went wrong with a task; the message names its cell."""
+
+
+@contextmanager
+def connected(address: str) -> Any:
+    """Ray, for as long as this lasts."""
+    ray = extra("ray", extra="cluster")
+    mine = not ray.is_initialized()
+    if mine:
+        ray.init(address=None if address == LOCAL else address, include_dashboard=False, log_to_driver=True)
+    try:
+        yield ray
+    finally:
+        if mine:
+            ray.shutdown()
+
+
+def train(
+    jobs: Sequence[Job],
+    digits: DigitSet,
+    address: str = LOCAL,
+    *,
+    gpu_share: float | None = None,
+    deadline: float = math.inf,
+    save_every: float = engine.SAVE_EVERY,
+    stop: Callable[[], bool] = lambda: False,
+    say: Say = print,
+) -> Outcome:
+    """Trains what has no record yet, as ``engine.train`` does.
+
+    gpu_share: of a GPU that a cell takes; if it is not given, an eighth where the cluster has GPUs.
+    """
+    outcome = Outcome([], [], [])
+    with connected(address) as ray:
+        resources = ray.cluster_resources()
+        share = gpu_share if gpu_share is not None else GPU_SHARE if resources.get("GPU", 0) else 0
+        say(f"Ray: {resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs, {len(jobs)} cells")
+        task = ray.remote(num_cpus=1, num_gpus=share, max_retries=RETRIES)(trained)
+        shared, ends = ray.put(digits), time.time() + (deadline - time.monotonic())
+        pending = {task.remote(absolute(job), shared, ends, save_every): job for job in jobs}
+        until = math.inf
+        while pending and time.monotonic() < until:
+            if stop() and until == math.inf:
+                until = time.monotonic() + GRACE
+                for one in pending:
+                    ray.cancel(one)  # SIGINT, where it runs: it saves, and says that it is not finished
+            done, _ = ray.wait(list(pending), timeout=LOOK_EVERY)
+            for one in done:
+                job = pending.pop(one)
+                try:
+                    found = ray.get(one)
+                except ray.exceptions.TaskCancelledError:  # before it began
+                    outcome.left.append(job)
+                    continue
+                except ray.exceptions.RayError as error:
+                    raise TaskError(f"{job.name}: {getattr(error, 'cause', None) or error}") from error
+                outcome.records.extend(found.records)
+                outcome.busy.extend(job for _ in found.busy)
+                outcome.left.extend(job for _ in found.left)
+        outcome.left.extend(pending.values())
+    return outcome
+
+
+def absolute(job: Job) -> Job:
+    """With places that mean the same in every working folder."""
+    return job._replace(record=job.record.resolve(), checkpoint=job.checkpoint.resolve())
+
+
+def trained(job: Job, digits: DigitSet, ends: float, save_every: float) -> Outcome:
+    """One job, on a worker.
+
+    ends: of ``time.time()``, which machines agree on as ``time.monotonic()`` they do not.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # Ray shows a task its GPUs alone
+    torch.set_num_threads(1)
+    deadline = time.monotonic() + (ends - time.time())
+    with asked_to_stop() as stop, Lines(1) as watcher:
+        return engine.train(
+            [job], digits, device, deadline=deadline, save_every=save_every, stop=stop, watcher=watcher
+        )

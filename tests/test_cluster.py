@@ -1,0 +1,112 @@
+"""Cells on a Ray cluster of this machine, and what becomes of one whose worker is killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+ray = pytest.importorskip("ray")
+pytest.importorskip("filelock")
+safetensors = pytest.importorskip("safetensors.torch")
+
+from spatial_transformer.experiments import checkpoints, cluster, engine, records  # noqa: E402
+from spatial_transformer.experiments.catalogue import EXPERIMENTS, chosen  # noqa: E402
+from spatial_transformer.experiments.data import uci_digits  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def two_workers():
+    """A cluster of two workers, for all tests of this file: it takes seconds to begin."""
+    ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def digits(one_thread):
+    return uci_digits.load()
+
+
+def jobs(folder, names, **changes):
+    settings = {"parameters": 80_000, "batch": 16, "steps": 40, "learning_rate": 0.1, "stages": 1, **changes}
+    cells = [
+        dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, **settings))
+        for cell in chosen(EXPERIMENTS["distorted-mnist"])
+        if cell.name in names
+    ]
+    return engine.jobs(cells, [0], folder / "results", folder / "runs")
+
+
+def workers():
+    """Processes of Ray that train, by what they call themselves."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"ray::trained" in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
+
+
+def test_a_killed_worker_is_replaced(two_workers, digits, tmp_path):
+    """Its cell goes on from the checkpoint and ends with the weights of one that was never stopped."""
+    names = ["R/FCN", "R/ST-FCN affine"]
+    spread = jobs(tmp_path / "spread", names, steps=300)
+    killed, steps = [], []
+
+    def kill():
+        checkpoint = spread[1].checkpoint
+        while not checkpoint.exists():
+            time.sleep(0.02)
+        # Both train: the one that holds the lock on the second cell is known by its open files.
+        lock = str(checkpoint.with_suffix(".lock"))
+        for worker in workers():
+            held = [os.readlink(file) for file in Path(f"/proc/{worker}/fd").iterdir() if file.is_symlink()]
+            if lock in held:
+                steps.append(checkpoints.load(checkpoint).state.numbers["step"])
+                os.kill(worker, signal.SIGKILL)
+                killed.append(worker)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    outcome = cluster.train(spread, digits, save_every=0.2)
+    killer.join(10)
+    assert len(killed) == 1
+    assert 0 < steps[0] < 300
+    assert sorted(record.cell for record in outcome.records) == names
+    assert (outcome.busy, outcome.left) == ([], [])
+
+    alone = jobs(tmp_path / "alone", names, steps=300)
+    torch.set_num_threads(1)
+    engine.train(alone, digits, torch.device("cpu"))
+    for one, other in zip(spread, alone, strict=True):
+        found, expected = records.read(one.record), records.read(other.record)
+        assert (found.error, found.curve) == (expected.error, expected.curve)
+        weights = [safetensors.load_file(job.weights) for job in (one, other)]
+        assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
+
+
+def test_stop_and_time_limit(two_workers, digits, tmp_path):
+    begin = time.monotonic()
+    spread = jobs(tmp_path, ["R/FCN", "E/FCN", "P/FCN"], steps=1_000_000)
+    outcome = cluster.train(spread, digits, stop=lambda: time.monotonic() > begin + 6)
+    assert sorted(job.cell.name for job in outcome.left) == ["E/FCN", "P/FCN", "R/FCN"]
+    assert sum(job.checkpoint.exists() for job in spread) >= 1
+    outcome = cluster.train(spread[:1], digits, deadline=time.monotonic() + 4)
+    assert [job.cell.name for job in outcome.left] == ["R/FCN"]
+
+
+def test_what_a_task_raises_is_said_of_its_cell(two_workers, digits, tmp_path):
+    (job,) = jobs(tmp_path, ["R/FCN"], parameters=10)
+    with pytest.raises(cluster.TaskError, match=r"^R/FCN, seed 0: R/FCN: parameters must be at least"):
+        cluster.train([job], digits)
