@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from .experiments import reports
 from .experiments.data import commands as data
 from .info import info
 from .version import __version__
@@ -21,8 +22,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "info", help="versions, devices, and which implementation each operation would take, and why"
     )
     data.add(commands)
+    reports.add(commands)
     given = parser.parse_args(arguments)
     try:
+        if given.command in reports.COMMANDS:
+            return reports.run(given)
         return data.run(given) if given.command == "data" else print_info()
     except BrokenPipeError:  # `stn info | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
