@@ -214,12 +214,26 @@ def test_cases_show_lattice_output_and_answers(one, shown, base):
 
 
 def test_the_angle_of_an_affine_grid():
-    one = made_up(WITH, np.zeros((1, 6), np.float16))
-    angle = torch.tensor(0.5)
-    theta = torch.stack([angle.cos(), -angle.sin(), angle * 0, angle.sin(), angle.cos(), angle * 0])
-    assert pictures.turned(one, 1.3 * theta) == "  (29°)"
-    assert pictures.turned(one, torch.tensor([1.0, 0, 0, -0.001, 1, 0])) == "  (0°)"
-    assert pictures.turned(made_up("R/ST-FCN spline", np.zeros((1, 32))), torch.zeros(32)) == ""
+    turned = [[1.3 * np.cos(0.5), -1.3 * np.sin(0.5), 0, 1.3 * np.sin(0.5), 1.3 * np.cos(0.5), 0]]
+    one = made_up(WITH, np.array([*turned, [1, 0, 0, -0.001, 1, 0]], np.float16))
+    assert pictures.turned(one, 0) == "  (29°)"
+    assert pictures.turned(one, 1) == "  (0°)"
+    assert pictures.turned(made_up("R/ST-FCN spline", np.zeros((1, 32))), 0) == ""
+
+
+def test_an_overview_has_some_cases_of_each_kind_of_data(one, shown, base):
+    other = made_up("R/ST-FCN spline", st.ThinPlateSpline((4, 4)).identity().half().numpy()[None], [9])
+    few = pictures.Shown(*(part[:1] for part in shown))
+    made = pictures.overview("Distorted MNIST", [(one, shown, base), (other, few, None)])
+    assert len(made.axes) == 12
+    numbers, _ = pictures.chosen_cases(one, shown.labels, base[1])
+    for column, number in enumerate(numbers[:3]):
+        assert np.array_equal(made.axes[column].images[0].get_array(), shown.before[number, 0])
+        assert np.array_equal(made.axes[6 + column].images[0].get_array(), shown.after[number, 0])
+    visible = [axes.get_visible() for axes in made.axes]
+    assert visible == [True, True, True, True, False, False] * 2  # there is one image of the other kind
+    said = [text.get_text() for text in made.texts]
+    assert said[:2] == ["R: ST-FCN affine", "R: ST-FCN spline"]
 
 
 # Means

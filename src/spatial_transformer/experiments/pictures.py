@@ -30,9 +30,10 @@ from .probes import Probe
 from .results import Result, Wanted, by_cell
 from .spec import Cell, Data, Experiment
 
-PICTURES = ("cases", "curves", "means", "animation")
+PICTURES = ("overview", "cases", "curves", "means", "animation")
 
 CASES = 8  # images on a picture
+EACH = 3  # of each kind of data on an overview
 CELLS, ALONG = 8, 33  # of a lattice: squares along each axis, points of a line
 GRID = "#ff5a36"  # seen on a black ground, on a white stroke, and on both at once
 GROUND = "#2b303b"  # around an image: none of its own colours
@@ -62,6 +63,11 @@ class Trained(NamedTuple):
     def family(self) -> Family:
         assert self.cell.model.transformer is not None
         return FAMILIES[self.cell.model.transformer]()
+
+    @property
+    def error(self) -> float:
+        """Of the test set; of a run that failed 100 %."""
+        return 100.0 if self.result.record.error is None else self.result.record.error
 
     @property
     def footer(self) -> str:
@@ -108,7 +114,7 @@ def draw(
     of_images = [picture for picture in PICTURES if picture in only and picture != "curves"]
     kept = [one for cell in having if of_images and (one := opened(cell, found[cell.name], say))]
     if kept:
-        yield from draw_images(kept, found, of_images, folder, loaded(wanted, data_dir))
+        yield from draw_images(kept, found, of_images, folder, loaded(wanted, data_dir), experiment.title)
     elif of_images and any(cell.model.transformer for cell in having) and "curves" not in only:
         raise PictureError(f"there are records but no probes: `stn train {experiment.name}` makes both")
 
@@ -116,16 +122,18 @@ def draw(
 def draw_images(
     kept: Sequence[Trained],
     found: dict[str, list[Result]],
-    pictures: Sequence[str],
+    pictures: Collection[str],
     folder: Path,
     digits: DigitSet,
+    title: str,
 ) -> Iterator[Path]:
+    best: dict[str, tuple[Trained, Shown, tuple[str, Any] | None]] = {}  # by kind of data
     for one in kept:
         name = one.cell.name.replace("/", " ").replace(" ", "-")
-        shown = seen(one, digits)
+        shown, base = seen(one, digits), base_of(one, found)
         if "cases" in pictures:
             path = folder / f"{name}-cases.png"
-            save(cases(one, shown, base_of(one, found)), path)
+            save(cases(one, shown, base), path)
             yield path
         if "means" in pictures:
             path = folder / f"{name}-means.png"
@@ -135,6 +143,13 @@ def draw_images(
             path = folder / f"{name}-training.gif"
             save_animation(*animation(one, shown), path)
             yield path
+        kind = one.cell.data.kind
+        if kind not in best or one.error < best[kind][0].error:
+            best[kind] = one, shown, base
+    if "overview" in pictures and len(best) > 1:
+        path = folder / "overview.png"
+        save(overview(title, list(best.values())), path)
+        yield path
 
 
 # What there is
@@ -230,7 +245,8 @@ def reach(lattices: Tensor, size: int) -> float:
 # Panels
 
 
-LEFT, RIGHT_EDGE, BETWEEN = 0.5, 0.08, 0.07  # inches: for the names of rows, at the end, and between panels
+# Inches: for the names of rows, at the end, between panels, and between groups of them.
+LEFT, END, BETWEEN, APART = 0.5, 0.08, 0.07, 0.3
 
 
 def figure(width: float, height: float) -> Any:
@@ -238,18 +254,20 @@ def figure(width: float, height: float) -> Any:
     return extra("matplotlib.figure").Figure(figsize=(width, height), dpi=DPI, facecolor="white")
 
 
-def panels(rows: Sequence[str], columns: int, side: float, *, above: float, below: float) -> tuple[Any, Any]:
-    """A figure and its square panels [rows, columns], all in inches."""
-    width = LEFT + columns * side + (columns - 1) * BETWEEN + RIGHT_EDGE
-    height = above + len(rows) * side + (len(rows) - 1) * BETWEEN + below
+def panels(
+    rows: Sequence[str], columns: int, side: float, *, above: float, below: float, group: int | None = None
+) -> tuple[Any, Any]:
+    """A figure and its square panels [rows, columns], in groups of so many columns; all in inches."""
+    lefts = [LEFT + at * (side + BETWEEN) + (at // group * APART if group else 0) for at in range(columns)]
+    width = lefts[-1] + side + END
+    height = above + len(rows) * (side + BETWEEN) - BETWEEN + below
     made = figure(width, height)
-    table = made.subplots(len(rows), columns, squeeze=False)
-    made.subplots_adjust(
-        left=LEFT / width, right=1 - RIGHT_EDGE / width, top=1 - above / height, bottom=below / height,
-        wspace=BETWEEN / side, hspace=BETWEEN / side,
-    )  # fmt: skip
-    for name, axes in zip(rows, table[:, 0], strict=True):
-        axes.set_ylabel(name, fontsize=10, color=INK)
+    table = np.empty((len(rows), columns), dtype=object)
+    for row, name in enumerate(rows):
+        bottom = height - above - (row + 1) * side - row * BETWEEN
+        for column, left in enumerate(lefts):
+            table[row, column] = made.add_axes((left / width, bottom / height, side / width, side / height))
+        table[row, 0].set_ylabel(name, fontsize=10, color=INK)
     return made, table
 
 
@@ -296,27 +314,40 @@ def chosen_cases(one: Trained, labels: Tensor, base: Any | None) -> tuple[list[i
     return [int(number) for number in order[:CASES]], int(saved.sum())
 
 
+def lattices_of(one: Trained, numbers: Sequence[int]) -> Tensor:
+    """Those of some test images. [N, lines, points, 2]"""
+    theta = torch.from_numpy(one.probe.theta[numbers].astype(np.float32))
+    return torch.stack([lattice(one.family, each, one.cell.data.size) for each in theta])
+
+
 def cases(one: Trained, shown: Shown, base: tuple[str, Any] | None) -> Any:
     """The right half of Table 1: inputs with the grids on them, and below them the outputs."""
     numbers, saved = chosen_cases(one, shown.labels, base[1] if base else None)
-    theta = torch.from_numpy(one.probe.theta[numbers].astype(np.float32))
-    size = one.cell.data.size
-    lattices = torch.stack([lattice(one.family, each, size) for each in theta])
-    half = reach(lattices, size)
     made, table = panels(("input and grid", "output"), len(numbers), 1.2, above=0.68, below=0.8)
-    for (above, below), number, lines, numbers_of in zip(table.T, numbers, lattices, theta, strict=True):
+    draw_cases(table.T, one, shown, base, numbers)
+    entitle(made, cases_title(one, len(numbers), len(shown.labels), saved, base), one.footer)
+    return made
+
+
+def draw_cases(
+    pairs: Any, one: Trained, shown: Shown, base: tuple[str, Any] | None, numbers: Sequence[int]
+) -> None:
+    """Some test images on a pair of panels each."""
+    lattices = lattices_of(one, numbers)
+    half = reach(lattices, one.cell.data.size)
+    for (above, below), number, lines in zip(pairs, numbers, lattices, strict=True):
         with_lattice(above, shown.before[number, 0], lines, half)
         panel(below, shown.after[number, 0])
         label = int(shown.labels[number])
-        above.set_title(f"{label}{turned(one, numbers_of)}", fontsize=11, color=INK, pad=5)
+        above.set_title(f"{label}{turned(one, number)}", fontsize=11, color=INK, pad=5)
         answers = [(base[0], int(base[1][number]))] if base else []
         answers.append((one.cell.model.name.split()[0], int(one.probe.predictions[number])))
         for row, (who, answer) in enumerate(answers):
             text, colour = (f"{who}: {answer} ✓", RIGHT) if answer == label else (f"{who}: {answer} ✗", WRONG)
-            place = {"transform": below.transAxes, "ha": "center", "va": "top"}
-            below.text(0.5, -0.06 - 0.16 * row, text, fontsize=10, color=colour, **place)
-    entitle(made, cases_title(one, len(numbers), len(shown.labels), saved, base), one.footer)
-    return made
+            below.annotate(
+                text, (0.5, 0), (0, -4 - 14 * row), xycoords="axes fraction", textcoords="offset points",
+                ha="center", va="top", fontsize=10, color=colour,
+            )  # fmt: skip
 
 
 def cases_title(one: Trained, count: int, total: int, saved: int, base: tuple[str, Any] | None) -> str:
@@ -330,10 +361,30 @@ def cases_title(one: Trained, count: int, total: int, saved: int, base: tuple[st
     return f"{title}: {saved} of {total:,} test images{others}"
 
 
-def turned(one: Trained, theta: Tensor) -> str:
+def overview(title: str, columns: Sequence[tuple[Trained, Shown, tuple[str, Any] | None]]) -> Any:
+    """Cases of several kinds of data side by side, as in the paper."""
+    count = EACH * len(columns)
+    made, table = panels(("input and grid", "output"), count, 0.97, above=1.0, below=0.56, group=EACH)
+    height = made.get_size_inches()[1]
+    for at, (one, shown, base) in enumerate(columns):
+        numbers = chosen_cases(one, shown.labels, base[1] if base else None)[0][:EACH]
+        pairs = table.T[EACH * at : EACH * at + len(numbers)]
+        draw_cases(pairs, one, shown, base, numbers)
+        heading = f"{one.cell.data.kind}: {one.cell.model.name}"
+        left = table[0, EACH * at].get_position().x0
+        made.text(left, 1 - 0.48 / height, heading, va="top", fontsize=11, color=INK, weight="bold")
+    for axes in made.axes:
+        if not axes.images:  # fewer test images than there is room for
+            axes.set_visible(False)
+    entitle(made, title, "above: the label, and the angle of an affine grid; below: what the networks say")
+    return made
+
+
+def turned(one: Trained, number: int) -> str:
     """By which angle an affine transformation turns its grid; nothing of other families."""
     if one.cell.model.transformer != "affine":
         return ""
+    theta = torch.from_numpy(one.probe.theta[number].astype(np.float32))
     (a, b, _), (c, d, _) = one.family.matrix(theta).tolist()
     return f"  ({round(math.degrees(math.atan2(c - b, a + d)))}°)"
 
