@@ -23,7 +23,7 @@ EXPERIMENT = EXPERIMENTS["distorted-mnist"]
 CELLS = {cell.name: cell for cell in EXPERIMENT.cells}
 WITH, WITHOUT = "R/ST-FCN affine", "R/FCN"
 CHANGED = {"steps": 300, "batch": 64, "learning_rate": 0.03, "parameters": 60_000, "curve": 20}
-OPTIONS = ["--settings", *(f"{name}={value}" for name, value in CHANGED.items()), "--digits", "UCI digits"]
+OPTIONS = [*(f"{name}={value}" for name, value in CHANGED.items()), "--digits", "packaged"]
 
 
 @pytest.fixture(scope="module")
@@ -371,7 +371,7 @@ def test_only_some_pictures(trained, tmp_path, capsys):
 
 def test_what_is_missing_is_said(trained, tmp_path, capsys):
     assert draw("--results", tmp_path, "--out", tmp_path) == 1
-    assert "`stn train distorted-mnist` makes them" in capsys.readouterr().err
+    assert ": `stn train distorted-mnist` makes them" in capsys.readouterr().err
     assert draw("--results", trained[0], "--out", tmp_path) == 1  # those there are have other settings
     assert "`stn table distorted-mnist --all` lists those that are here" in capsys.readouterr().err
     assert draw("--results", trained[0], "--out", tmp_path, "--model", "ST-FNC affine", *OPTIONS) == 1
@@ -424,8 +424,8 @@ def test_pictures_of_held_out_digits_are_not_made_up(trained, tmp_path, capsys):
     held = dataclasses.replace(record, settings={**record.settings, "held_out": 100})
     records.write(held, path)
     probes.write(probes.read(probes.path_of(trained[1])), probes.path_of(path))
-    arguments = [*OPTIONS[:-2], "held_out=100", *OPTIONS[-2:]]
-    assert draw("--results", tmp_path, "--out", tmp_path / "out", "--only", "cases", *arguments) == 1
+    arguments = ("--results", tmp_path, "--out", tmp_path / "out", "--only", "cases")
+    assert draw(*arguments, "held_out=100", *OPTIONS) == 1
     assert "was tested on digits held out" in capsys.readouterr().err
 
 

@@ -158,10 +158,9 @@ def draw_images(
 def missing(experiment: Experiment, cells: Sequence[Cell], wanted: Wanted, seed: int | None) -> str:
     names = ", ".join(cell.name for cell in cells[:3]) + (", ..." if len(cells) > 3 else "")
     which = f" of seed {seed}" if seed is not None else ""
-    options = f" with{wanted.options}" if wanted.options else ""
     return (
-        f"there is no record{which} of {names or 'these cells'}{options}: `stn train {experiment.name}` "
-        f"makes them, `stn table {experiment.name} --all` lists those that are here"
+        f"there is no record{which} of {names}: `stn train {experiment.name}{wanted.options}` makes them, "
+        f"`stn table {experiment.name} --all` lists those that are here"
     )
 
 

@@ -14,6 +14,7 @@ from .results import Wanted
 from .spec import Experiment
 
 COMMANDS = ("table", "draw")
+DIGITS = {"mnist": mnist.NAME, "packaged": uci_digits.NAME}
 
 
 def add(commands: Any) -> None:
@@ -24,23 +25,17 @@ def add(commands: Any) -> None:
         names = ", ".join(catalogue.EXPERIMENTS)
         parser.add_argument("experiment", choices=catalogue.EXPERIMENTS, metavar="EXPERIMENT", help=names)
         parser.add_argument("--results", type=Path, default=Path("results"), help="where the records are")
-        parser.add_argument(
-            "--settings",
-            nargs="+",
-            default=[],
-            metavar="KEY=VALUE",
-            help="of runs with these changed",
-        )
-        parser.add_argument(
-            "--digits", default=mnist.NAME, help=f"of runs on other digits: '{uci_digits.NAME}'"
-        )
+        parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="of runs with these changed")
+        parser.add_argument("--digits", choices=DIGITS, default="mnist", help="of runs on these (mnist)")
     table.add_argument("--brief", action="store_true", help="the table alone")
     table.add_argument("--all", action="store_true", help="every run in a list, whatever its settings")
     table.add_argument("--out", type=Path, metavar="FILE.md", help="also written here, or in its place there")
-    draw.add_argument("--model", nargs="+", default=[], help="of these rows of the table only")
-    draw.add_argument("--data", nargs="+", default=[], help="of these columns only")
+    draw.add_argument("--model", action="append", default=[], help="only this row; can be repeated")
+    draw.add_argument("--data", action="append", default=[], help="only this column; can be repeated")
     draw.add_argument("--seed", type=int, help="of this run; of the first there is if not given")
-    draw.add_argument("--only", nargs="+", default=[], choices=pictures.PICTURES, help="these pictures only")
+    draw.add_argument(
+        "--only", action="append", default=[], choices=pictures.PICTURES, help="only this; can be repeated"
+    )
     draw.add_argument("--out", type=Path, default=Path("pictures"), help="the folder to write to")
     draw.add_argument("--data-dir", type=Path, help=f"look here first, before ${VARIABLE} and the cache")
 
@@ -54,15 +49,12 @@ def run(given: argparse.Namespace) -> int:
 
 
 def asked(experiment: Experiment, assignments: Sequence[str], digits: str) -> Wanted:
-    """Settings as ``KEY=VALUE``, and the name of the digits, in any case."""
+    """Settings as ``KEY=VALUE``, and the digits as the command line has them."""
     for text in assignments:
         if "=" not in text:
-            raise ValueError(f"--settings must be KEY=VALUE, got {text!r}")
+            raise ValueError(f"a setting must be given as KEY=VALUE, got {text!r}")
     settings = experiment.settings.changed(dict(text.split("=", 1) for text in assignments))
-    return Wanted(
-        results.changed(vars(settings), experiment.settings),
-        catalogue.known("digits", digits, [mnist.NAME, uci_digits.NAME]),
-    )
+    return Wanted(results.changed(vars(settings), experiment.settings), DIGITS[digits])
 
 
 def table(

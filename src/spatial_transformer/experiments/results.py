@@ -37,10 +37,9 @@ class Wanted(NamedTuple):
 
     @property
     def options(self) -> str:
-        """As they are given on the command line; nothing where nothing was."""
-        settings = f" --settings {assigned(self.changed)}" if self.changed else ""
-        quoted = f"'{self.digits}'" if " " in self.digits else self.digits
-        return settings + (f" --digits {quoted}" if self.digits != mnist.NAME else "")
+        """As they are given on the command line, a space before each."""
+        settings = f" {assigned(self.changed)}" if self.changed else ""
+        return settings + (" --digits packaged" if self.digits != mnist.NAME else "")
 
 
 AS_THE_PAPER = Wanted({}, mnist.NAME)  # what stands beside its numbers

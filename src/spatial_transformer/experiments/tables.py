@@ -48,7 +48,7 @@ def table(
     cells = {name: summary(found) for name, found in by_cell(counted).items()}
     parts = ["\n".join(grid(experiment, cells)), LEGEND]
     if wanted != AS_THE_PAPER:
-        parts.insert(0, f"**Not the paper's settings or digits:{wanted.options.replace(' --', ' ')}.**")
+        parts.insert(0, f"**Not the paper's settings or digits:{wanted.options}.**")
     if not brief:
         means = {name: found.mean for name, found in cells.items() if found.mean is not None}
         claims = [verdict(claim, means) for claim in experiment.claims]
