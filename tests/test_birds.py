@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import tarfile
@@ -81,6 +82,38 @@ def test_an_archive_with_links_is_refused(tmp_path):
         load(tmp_path)
 
 
+def test_a_linked_class_folder_is_followed(tmp_path):
+    """In a folder that somebody made, as a disk may be too small for all of them."""
+    folder = write_birds(tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    (folder / "images/001.Class_1").rename(elsewhere)
+    (folder / "images/001.Class_1").symlink_to(elsewhere)
+    assert load(tmp_path).names == BIRD_NAMES
+    Image.new("RGB", (60, 40), "white").save(elsewhere / "Image_0.png")
+    assert load(tmp_path).image(0).min() == 255  # the cache follows what the link leads to
+    (elsewhere / "Image_0.png").unlink()
+    with pytest.raises(birds.BirdsError, match="1 of 4 images are missing"):
+        load(tmp_path)
+
+
+def test_what_no_list_names_does_not_count(tmp_path):
+    folder = write_birds(tmp_path)
+    load(tmp_path)
+    (folder / "images/.DS_Store").write_bytes(b"something")
+    (folder / "images/round").symlink_to(folder)  # round and round
+    birds.load(tmp_path, say=pytest.fail)
+
+
+def test_an_archive_with_a_linked_class_folder_is_refused(tmp_path):
+    folder = write_birds(tmp_path / "made")
+    (folder / "images/001.Class_1").rename(tmp_path / "elsewhere")
+    (folder / "images/001.Class_1").symlink_to(tmp_path / "elsewhere")
+    with tarfile.open(tmp_path / f"{birds.NAME}.tgz", "w:gz") as tar:
+        tar.add(folder, birds.NAME)
+    with pytest.raises(archives.ArchiveError, match="not a plain file"):
+        load(tmp_path)
+
+
 def test_it_says_where_it_looked(tmp_path):
     with pytest.raises(FileNotFoundError, match=f"no CUB_200_2011 .*{tmp_path}"):
         load(tmp_path)
@@ -97,6 +130,7 @@ def test_it_says_where_it_looked(tmp_path):
         ({"images.txt": []}, r"images\.txt is broken"),
         ({"images.txt": ["1 a.jpg", "2 ../../b.jpg", "3 c.jpg", "4 d.jpg"]}, "leaves its folder"),
         ({"bounding_boxes.txt": [f"{i} 5 6" for i in (1, 2, 3, 4)]}, "boxes.txt is broken"),
+        ({"bounding_boxes.txt": [f"{i} 5 6 nan 7" for i in (1, 2, 3, 4)]}, "a side that is no number"),
         ({"classes.txt": ["one 001.Class_1"]}, r"classes\.txt is broken: ids have to be numbers"),
         ({"train_test_split.txt": ["1 1", "2 0", "3 0", "4 yes"]}, r"train_test_split\.txt is broken"),
         ({"train_test_split.txt": ["1 1", "2 0", "3 0", "4 1", "4 0"]}, "an id is there twice"),
@@ -169,6 +203,96 @@ def test_the_cache_follows_the_files(tmp_path):
     assert said == []
     Image.new("RGB", (60, 40), "white").save(folder / "images" / BIRD_NAMES[0])
     assert load(tmp_path).image(0).min() == 255
+    left = [path.suffix for path in (tmp_path / "cub/cache").iterdir() if path.name != ".lock"]
+    assert sorted(left) == [".bin", ".npz"]  # what it was before is gone
+
+
+# Read again
+
+
+def check(folder):
+    return birds.check(folder, say=lambda line: None)
+
+
+COUNTS = birds.Counts(4, 2, 2, 3)
+
+
+def archived(folder, tmp_path):
+    with tarfile.open(tmp_path / f"{birds.NAME}.tgz", "w:gz") as tar:
+        tar.add(folder, birds.NAME)
+    return tmp_path / f"{birds.NAME}.tgz"
+
+
+def test_check_finds_what_is_whole(tmp_path):
+    write_birds(tmp_path)
+    assert check(tmp_path) == birds.Checked(COUNTS, False, False)
+    assert not (tmp_path / "cub").exists()
+    load(tmp_path)
+    assert check(tmp_path) == birds.Checked(COUNTS, True, False)
+
+
+@pytest.mark.parametrize("how", ["garbled", "other picture"])
+def test_check_opens_the_images_although_there_is_a_cache(tmp_path, how):
+    path = write_birds(tmp_path) / "images" / BIRD_NAMES[1]
+    load(tmp_path)
+    before = path.stat()
+    Image.new("RGB", (50, 70), "white").save(tmp_path / "white.png")
+    content = (tmp_path / "white.png").read_bytes() if how == "other picture" else b""
+    path.write_bytes(content + bytes(before.st_size - len(content)))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    birds.load(tmp_path, say=pytest.fail)  # from the cache, as nothing tells
+    said = "cannot be read" if how == "garbled" else r"another image of .*, up to 255 levels apart"
+    with pytest.raises(birds.BirdsError, match=said):
+        check(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["pixels", "sizes", "scales", "fewer", "cut"])
+def test_check_compares_the_cache(tmp_path, what):
+    write_birds(tmp_path)
+    load(tmp_path)
+    (pixels,), (index,) = ((tmp_path / "cub/cache").glob(kind) for kind in ("*.bin", "*.npz"))
+    if what in ("pixels", "cut"):
+        content = bytearray(pixels.read_bytes())
+        content[-1] ^= 128
+        pixels.write_bytes(content[: -100 if what == "cut" else None])
+    else:
+        held = dict(np.load(index))
+        if what == "sizes":
+            held["sizes"][1] = held["sizes"][1, ::-1].copy()
+        elif what == "fewer":  # of as many pixels in all
+            held["sizes"] = np.array([[int(held["sizes"].prod(1).sum()), 1]])
+        else:
+            held["scales"][1] = 0.5
+        np.savez(index, **held)
+    said = {
+        "pixels": "another image of .*Image_3.png, up to 128 levels",
+        "sizes": r"another image of .*Image_1.png, of shape \(3, 50, 70\)",
+        "scales": "another scale of .*Image_1",
+        "fewer": "is broken .sizes of shape",
+        "cut": "is broken",
+    }[what]
+    with pytest.raises(birds.BirdsError, match=said):
+        check(tmp_path)
+
+
+def test_check_knows_the_official_archive(tmp_path, monkeypatch):
+    path = archived(write_birds(tmp_path / "made"), tmp_path)
+    assert check(tmp_path) == birds.Checked(COUNTS, False, False)  # of another size: somebody's own
+    official = birds.OFFICIAL_ARCHIVE._replace(size=path.stat().st_size, sha256="0" * 64)
+    monkeypatch.setattr(birds, "OFFICIAL_ARCHIVE", official)
+    with pytest.raises(birds.BirdsError, match=r"is broken: sha256 .* expected 0000"):
+        check(tmp_path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    monkeypatch.setattr(birds, "OFFICIAL_ARCHIVE", official._replace(sha256=digest))
+    assert check(tmp_path).official_archive
+
+
+def test_check_compares_the_archive_with_what_was_unpacked(tmp_path):
+    archived(write_birds(tmp_path / "made"), tmp_path)
+    load(tmp_path)
+    (tmp_path / f"cub/unpacked/{birds.NAME}/classes.txt").write_text("1 one\n2 two\n3 three\n")
+    with pytest.raises(archives.ArchiveError, match=r"classes\.txt is not what .*\.tgz holds"):
+        check(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["*.bin", "*.npz"])
@@ -323,7 +447,10 @@ def test_the_gpu_gives_the_same(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not os.environ.get("CUB_FOLDER"), reason="CUB_FOLDER does not say where CUB is")
 def test_the_real_files():
+    birds.load(os.environ["CUB_FOLDER"])
+    begin = time.perf_counter()
     found = birds.load(os.environ["CUB_FOLDER"])
+    assert time.perf_counter() - begin < 2
     assert len(found.names) == 11_788
     assert [len(found.split(name)) for name in ("train", "test")] == [5994, 5794]
     assert found.labels.unique().tolist() == list(range(200))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import torch
 from data_files import write_birds, write_svhn
 
 from spatial_transformer.cli import main
-from spatial_transformer.experiments.data import backbones, catalogue, mnist, places, uci_digits
+from spatial_transformer.experiments.data import backbones, birds, catalogue, mnist, places, svhn, uci_digits
 from spatial_transformer.experiments.data import contact_sheets as sheets
 from spatial_transformer.experiments.data.catalogue import CATALOGUE
 
@@ -56,8 +57,11 @@ def test_verify_reads_everything(tmp_path, capsys):
     write_birds(tmp_path)
     assert main(["data", "verify", "--data-dir", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "test 4 numbers" in said
-    assert "2 images to train on and 2 to test on, 3 classes" in said
+    assert "test 4 numbers (reduced: published were 13,068), nothing cached yet" in said
+    assert (
+        "4 images, 2 to train on and 2 to test on, 3 classes (reduced: published were 11,788 images, "
+        "5,994 to train on and 5,794 to test on, 200 classes), nothing cached yet"
+    ) in said
     assert "1,797 digits" in said
     assert "mnist                missing" in said
 
@@ -82,10 +86,97 @@ def test_verify_tells_what_is_broken_from_what_cannot_be_read(tmp_path, capsys, 
 
 
 def test_verify_fails_on_what_is_missing_if_it_was_named(tmp_path, capsys):
-    assert main(["data", "verify", "cub", "--data-dir", str(tmp_path)]) == 1
+    assert main(["data", "verify", "birds", "--data-dir", str(tmp_path)]) == 1
     assert main(["data", "verify", "uci-digits", "--data-dir", str(tmp_path)]) == 0
-    assert main(["data", "verify", "other", "--data-dir", str(tmp_path)]) == 1
-    assert "NAME must be one of uci-digits, mnist, " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("action", "given", "hint"),
+    [
+        ("verify", "other", ""),
+        ("verify", "minst", "; did you mean mnist?"),
+        ("verify", "efficientnet", "; did you mean efficientnet-lite"),
+        ("fetch", "brids", "; did you mean birds?"),
+        ("fetch", "cubs", "; did you mean birds?"),
+        ("fetch", "colocalisation", ""),
+        ("show", "colocalization", "; did you mean colocalisation?"),
+        ("show", "shvn", "; did you mean svhn?"),
+    ],
+)
+def test_a_misspelt_name_gets_a_suggestion(action, given, hint, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["data", action, given])
+    said = capsys.readouterr().err
+    assert "must be one of " in said
+    assert f"got {given!r}{hint}" in said
+    assert ("did you mean" in said) == bool(hint)
+
+
+def test_every_set_has_one_name(tmp_path, capsys):
+    """What can be listed and shown is shown by the name it is listed under; an alias is no other set."""
+    listed, shown = set(CATALOGUE), set(sheets.SHEETS)
+    assert {"uci-digits", "mnist", "svhn", "birds"} == listed & shown
+    assert set(catalogue.ALIASES.values()) <= listed
+    assert set(catalogue.ALIASES).isdisjoint(listed | shown)
+    for name in ("birds", "cub", "CUB"):
+        assert main(["data", "verify", name, "--data-dir", str(tmp_path)]) == 1
+        assert capsys.readouterr().out.startswith("birds                missing: ")
+
+
+def test_verify_compares_counts_and_caches(tmp_path, capsys, monkeypatch):
+    folder = write_svhn(tmp_path / "svhn" / "test")
+    write_birds(tmp_path)
+    svhn.load("test", tmp_path, say=lambda line: None)
+    birds.load(tmp_path, say=lambda line: None)
+    monkeypatch.setitem(svhn.OFFICIAL, "test", 4)
+    monkeypatch.setattr(birds, "OFFICIAL", birds.Counts(4, 1, 3, 3))
+    verify = ["data", "verify", "svhn", "birds", "--data-dir", str(tmp_path)]
+    assert main(verify) == 0
+    said = capsys.readouterr().out
+    assert "test 4 numbers (as published), the cache agrees" in said
+    assert "3 classes (not as published: published were 4 images, 1 to train on" in said
+    (folder / "2.png").unlink()
+    assert main(verify) == 1
+    assert "svhn                 BROKEN: 1 of 4 images are missing" in capsys.readouterr().out
+
+
+def test_list_names_what_is_broken(tmp_path, capsys):
+    (tmp_path / "mnist").mkdir()
+    path = tmp_path / "mnist/train-labels-idx1-ubyte"
+    path.write_bytes(b"half")
+    (tmp_path / "mnist/t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(bytes(10008))[:-9])
+    assert main(["data", "list", "--data-dir", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert f"BROKEN: {path} is broken (4 bytes, expected 60,008) and is not used; " in said
+    assert "t10k-labels-idx1-ubyte.gz is broken (Compressed file ended before" in said
+    assert "and is not used: `stn data fetch mnist`\n" in said
+    assert "missing: `stn data fetch mnist`" not in said
+
+
+def test_list_names_a_broken_wheel(tmp_path, capsys):
+    wheel = tmp_path / backbones.known("efficientnet-lite0").wheel.name
+    wheel.write_bytes(b"half")
+    assert main(["data", "list", "--data-dir", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert f"BROKEN: {wheel} is broken: File is not a zip file: `stn data fetch efficientnet-lite0`" in said
+
+
+def test_list_names_what_is_missing_of_a_set(tmp_path, capsys, monkeypatch):
+    content = bytes(range(18))
+    found = dict.fromkeys(list(mnist.FILES)[1:], b"")
+    monkeypatch.setattr(mnist, "find", lambda data_dir, say: found)
+    monkeypatch.setattr(mnist, "folders", lambda data_dir: {"somewhere"})
+    assert main(["data", "list", "--data-dir", str(tmp_path)]) == 0
+    missing = "missing: no train-images-idx3-ubyte beside the others in somewhere: `stn data fetch mnist`"
+    assert missing in capsys.readouterr().out
+
+    def complete(data_dir, say):
+        say("other/t10k-labels is broken and is not used")
+        return dict.fromkeys(mnist.FILES, content)
+
+    monkeypatch.setattr(mnist, "find", complete)
+    assert main(["data", "list", "--data-dir", str(tmp_path)]) == 0
+    assert "here: somewhere; but other/t10k-labels is broken and is not used" in capsys.readouterr().out
 
 
 def test_verify_notices_a_changed_stand_in(monkeypatch):

@@ -269,6 +269,18 @@ def test_an_index_that_is_none_does_not_hide_the_next(server, monkeypatch):
     assert found == f"{server.url}/good/thing/thing-1-py3-none-any.whl"
 
 
+def test_an_index_that_sends_without_end_is_cut_off(server, monkeypatch):
+    monkeypatch.setattr(package_index, "LONGEST", 3_000_000)
+    page = b'<a href="thing-1-py3-none-any.whl">thing</a>'
+    server.files |= {"/endless/thing/": page + b" " * 3_000_000, "/good/thing/": page}
+    monkeypatch.setenv("PIP_INDEX_URL", f"{server.url}/endless")
+    with pytest.raises(OSError, match=r"/endless/thing/: more than 3 MB, which is no page of an index"):
+        package_index.find("thing", "thing-1-py3-none-any.whl")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"{server.url}/good")
+    found = package_index.find("thing", "thing-1-py3-none-any.whl")
+    assert found == f"{server.url}/good/thing/thing-1-py3-none-any.whl"
+
+
 def test_the_index_of_pips_settings(monkeypatch):
     assert package_index.indexes() == [package_index.PYPI]
     monkeypatch.setattr(addresses, "pip_settings", lambda: {"index-url": "https://mirror.example/simple"})
@@ -428,6 +440,31 @@ def test_truncated_archives_leave_nothing(tmp_path):
         archives.unpack(tar, tmp_path / "out")
     assert left_over(tmp_path) == ["cut.tar.gz"]
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("second", ["a/b.txt/c", "a", "."])
+def test_a_file_that_is_a_folder_as_well_is_refused(tmp_path, second):
+    tar = tar_with(tmp_path / "bad.tar.gz", PLAIN, (second, tarfile.REGTYPE, b"text"))
+    with pytest.raises(archives.ArchiveError, match="as a file and as a folder"):
+        archives.unpack(tar, tmp_path / "out")
+    assert left_over(tmp_path) == ["bad.tar.gz"]
+
+
+def test_an_archive_is_compared_with_what_it_unpacks_to(tmp_path):
+    large = os.urandom(archives.CHUNK + 7)
+    last = ("a/b.txt", tarfile.REGTYPE, b"last")  # of two members of one name the last is what is unpacked
+    tar = tar_with(tmp_path / "good.tar.gz", PLAIN, ("large", tarfile.REGTYPE, large), last)
+    folder = archives.unpack(tar, tmp_path / "out")
+    archives.compare(tar, folder)
+    for changed in (large + b"x", large[:-1], large[:-1] + b"\0", b""):
+        (folder / "large").write_bytes(changed)
+        if changed != large:
+            with pytest.raises(archives.ArchiveError, match=r"large is not what .*good\.tar\.gz holds"):
+                archives.compare(tar, folder)
+    (folder / "large").write_bytes(large)
+    (folder / "a/b.txt").unlink()
+    with pytest.raises(archives.ArchiveError, match=r"b\.txt is not what"):
+        archives.compare(tar, folder)
 
 
 def test_two_processes_unpack_once(tmp_path, monkeypatch):

@@ -72,12 +72,12 @@ DATA_LEVELS = [
     {"caches"},
     {"distortions", "uci_digits", "fetch"},
     {"package_index"},
-    {"addresses", "archives", "digits", "places", "random_numbers"},
+    {"addresses", "archives", "constants", "digits", "places", "random_numbers"},
 ]
 DATA_LEVEL = {name: depth for depth, names in enumerate(DATA_LEVELS) for name in names}
 
 # What the extra ``experiments`` brings: taken by ``experiments.extra`` alone, where it is first needed.
-EXTRA = ("filelock", "h5py", "matplotlib", "PIL", "platformdirs", "safetensors")
+EXTRA = ("filelock", "h5py", "matplotlib", "PIL", "platformdirs", "rich", "safetensors")
 
 # An outside package -> the files that import it.
 OWNERS = {

@@ -10,6 +10,7 @@ import os
 import pickle
 import tarfile
 import time
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -90,6 +91,36 @@ def test_what_is_broken_is_named_and_not_used(small, tmp_path, how):
     assert len(said) == 1
     assert str(path) in said[0]
     assert "broken" in said[0]
+
+
+@pytest.mark.parametrize("spelling", [0, 1])
+def test_what_grows_without_end_is_cut_off(small, tmp_path, spelling):
+    name = "t10k-labels-idx1-ubyte"
+    write(tmp_path / "given/mnist", {name: bytes(50_000_000)}, lambda name: mnist.spellings(name)[spelling])
+    tracemalloc.start()
+    said = []
+    assert mnist.find(tmp_path / "given", say=said.append) == {}
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "is broken (more than the 11 bytes expected)" in said[0]
+    assert peak < 5_000_000
+
+
+def test_what_cannot_be_read_is_named_and_not_used(small, tmp_path, monkeypatch):
+    write(tmp_path / "given/mnist", small)
+    write(tmp_path / "variable/mnist", small)
+    plain = mnist.Path.open
+
+    def refused(path, *arguments, **options):
+        if "given" in path.parts:
+            raise PermissionError(13, "Permission denied", str(path))
+        return plain(path, *arguments, **options)
+
+    monkeypatch.setattr(mnist.Path, "open", refused)
+    said = []
+    mnist.load(tmp_path / "given", say=said.append)
+    assert len(said) == 4
+    assert all("Permission denied" in line for line in said)
 
 
 def test_what_is_broken_is_fetched_again(small, tmp_path, monkeypatch):

@@ -6,18 +6,18 @@ import dataclasses
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from PIL import Image
 
 import spatial_transformer as st
 from spatial_transformer import cli
-from spatial_transformer.experiments import networks, pictures, probes, records, results
+from spatial_transformer.experiments import engine, networks, pictures, probes, records, results
 from spatial_transformer.experiments.catalogue import EXPERIMENTS
 from spatial_transformer.experiments.data import uci_digits
 from spatial_transformer.experiments.data.fixed_sets import fixed_set
 from spatial_transformer.experiments.pictures import Trained
 from spatial_transformer.experiments.records import Point, Record
-from spatial_transformer.experiments.runs import Run
 
 EXPERIMENT = EXPERIMENTS["distorted-mnist"]
 CELLS = {cell.name: cell for cell in EXPERIMENT.cells}
@@ -41,47 +41,22 @@ def record_of(cell, seed, error, curve, **fields):
     return Record(**given)
 
 
-def train(name, digits, folder, seed=0):
-    """A small network of a cell, its record and its probe, as the engine leaves them."""
-    cell = CELLS[name]
-    cell = dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, **CHANGED))
-    run = Run(cell, seed, digits, "cpu")
-    run.rate.fill_(cell.settings.learning_rate)
-    fixed = fixed_set(cell.data.kind, digits)
-    transformer = run.network.transformer
-
-    def theta(count):
-        with torch.no_grad():
-            return transformer.theta(fixed.images[:count]) if transformer else torch.zeros(count, 0)
-
-    curve, watched = [], []
-    for step in range(cell.settings.steps + 1):
-        if transformer and step in probes.moments(cell.settings.steps):
-            watched.append((step, theta(probes.WATCHED)))
-        if step < cell.settings.steps:
-            run.step()
-            if step % 15 == 14:
-                curve.append(Point(step + 1, *run.means(15)))
-    with torch.no_grad():
-        predictions = run.network(fixed.images).argmax(1)
-        seen = run.network.seen(fixed.images)
-    path = records.path_of(folder, cell.experiment, cell.name, seed, CHANGED)
-    records.write(record_of(cell, seed, run.error(), curve), path)
-    probes.write(probes.of(predictions, theta(len(fixed.labels)), watched), probes.path_of(path))
-    return path, seen
-
-
 @pytest.fixture(scope="module")
 def trained(digits, tmp_path_factory):
-    """A folder of results, and what the network with the transformer hands to its classifier."""
+    """A folder of results, a record in it, and what that network hands to its classification network."""
     folder = tmp_path_factory.mktemp("results")
-    path, seen = train(WITH, digits, folder)
-    beside = records.path_of(folder, EXPERIMENT.name, WITHOUT, 0, CHANGED)
-    cell = dataclasses.replace(CELLS[WITHOUT], settings=dataclasses.replace(EXPERIMENT.settings, **CHANGED))
-    records.write(record_of(cell, 0, 33.3, [Point(10, 2.0, 50.0)]), beside)
+    settings = dataclasses.replace(EXPERIMENT.settings, **CHANGED)
+    cell, plain = (dataclasses.replace(CELLS[name], settings=settings) for name in (WITH, WITHOUT))
+    jobs = engine.jobs([cell, plain], [0], folder, folder / "runs", {**CHANGED, "digits": "UCI-digits"})
+    engine.train(jobs[:1], digits, torch.device("cpu"))
+    network = networks.build(cell)
+    network.load_state_dict(safetensors.torch.load_file(jobs[0].weights))
+    with torch.no_grad():
+        seen = network.seen(fixed_set("R", digits).images)
     answers = (digits.test.labels + (torch.arange(300) % 3 == 0)) % 10  # every third is wrong
-    probes.write(probes.of(answers, torch.zeros(300, 0), []), probes.path_of(beside))
-    return folder, path, seen
+    records.write(record_of(plain, 0, 33.3, [Point(10, 2.0, 50.0)]), jobs[1].record)
+    probes.write(probes.of(answers, torch.zeros(300, 0), []), probes.path_of(jobs[1].record))
+    return folder, jobs[0].record, seen
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,20 @@ def test_draws_go_on_where_the_last_ended():
     assert again.state() == 100
 
 
+def test_a_stream_begun_in_inference_mode_goes_on_outside():
+    plain = RandomNumbers(seed=4)
+    with torch.inference_mode():
+        random = RandomNumbers(seed=4)
+        assert torch.equal(random.uniform(5), plain.uniform(5))
+    weight = torch.ones(5, requires_grad=True)
+    found = random.uniform(5)  # of as many numbers, and from where it was
+    assert torch.equal(found, plain.uniform(5))
+    (weight * found).sum().backward()
+    assert torch.equal(weight.grad, found)
+    random.set_state(0)
+    assert random.state() == 0
+
+
 def test_seeds_differ():
     first = torch.stack([RandomNumbers(seed).uniform(2000) for seed in range(-3, 30)])
     assert torch.corrcoef(first).triu(1).abs().max() < 0.1

@@ -44,9 +44,9 @@ def test_a_run_goes_on_bit_for_bit(name, digits, tmp_path):
         stopped.step()
     stopped.step_number = 2
     path = tmp_path / "run.safetensors"
-    checkpoints.save(Checkpoint(stopped.state(), 1.5, [], {"steps": 60}), path)
+    checkpoints.save(Checkpoint(stopped.state(), 1.5, [], [], {"steps": 60}), path)
     kept = checkpoints.load(path)
-    assert (kept.seconds, kept.curve, kept.settings) == (1.5, [], {"steps": 60})
+    assert (kept.seconds, kept.curve, kept.identity) == (1.5, [], {"steps": 60})
     other = started(name, digits)
     other.load(kept.state)
     assert other.step_number == 2
@@ -106,14 +106,14 @@ def test_a_run_learns(digits):
     last = run.means(20)
     assert last[0] < 0.6 * first[0]
     assert last[1] < 0.6 * first[1]
-    assert run.error() < 50
+    assert run.tested().error < 50
 
 
 def test_the_error_is_that_of_the_fixed_set(digits):
     run = started("RTS/FCN", digits)
     fixed = fixed_set("RTS", digits)
     wrong = run.network(fixed.images).argmax(1) != fixed.labels
-    assert run.error() == pytest.approx(100 * wrong.double().mean().item())
+    assert run.tested().error == pytest.approx(100 * wrong.double().mean().item())
     assert len(fixed.labels) == 300
 
 

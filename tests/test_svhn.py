@@ -16,6 +16,7 @@ import torch
 from data_files import SVHN_ROWS, box, write_svhn
 
 from spatial_transformer.experiments.data import archives, places, svhn
+from spatial_transformer.experiments.data import caches as caching
 
 pytest.importorskip("filelock")
 Image = pytest.importorskip("PIL.Image")
@@ -319,17 +320,16 @@ def test_the_cache_follows_the_files(tmp_path):
 @pytest.mark.parametrize("name", ["*.npy", "*.npz"])
 @pytest.mark.parametrize("how", ["cut", "empty", "gone", "other"])
 def test_a_broken_cache_is_named_and_made_again(tmp_path, name, how):
-    folder = write_svhn(tmp_path / "train")
+    write_svhn(tmp_path / "train")
     whole, labels = load(tmp_path).loose.clone(), load(tmp_path).labels  # a copy: the file will be cut
     (path,) = (tmp_path / "svhn/cache").glob(name)
     if how == "gone":
         path.unlink()
     elif how == "other":  # a file of its kind, of another number of images
-        (folder / "digitStruct.json").write_text(json.dumps(SVHN_ROWS[:2]))
-        load(tmp_path)
-        (other,) = set((tmp_path / "svhn/cache").glob(name)) - {path}
+        write_svhn(tmp_path / "other/train", SVHN_ROWS[:2])
+        load(tmp_path / "other")
+        (other,) = (tmp_path / "other/svhn/cache").glob(name)
         path.write_bytes(other.read_bytes())
-        (folder / "digitStruct.json").write_text(json.dumps(SVHN_ROWS))
     else:
         path.write_bytes(path.read_bytes()[:-100] if how == "cut" else b"")
     said = []
@@ -338,6 +338,155 @@ def test_a_broken_cache_is_named_and_made_again(tmp_path, name, how):
     assert torch.equal(again.labels, labels)
     assert any("is broken" in line for line in said) or (name, how) == ("*.npy", "gone")
     assert any(line.startswith("cropping") for line in said)
+
+
+def caches(folder):
+    """The keys under which something is cached, and whether each is whole."""
+    names = sorted(path.name for path in (folder / "svhn/cache").iterdir() if not path.name.startswith("."))
+    assert names == sorted(f"{stem}{kind}" for stem in {n[:-4] for n in names} for kind in (".npy", ".npz"))
+    return {name[:-4] for name in names}
+
+
+def test_what_a_source_gave_before_it_changed_is_removed(tmp_path):
+    folder = write_svhn(tmp_path / "train")
+    write_svhn(tmp_path / "test")
+    load(tmp_path, "test")
+    used = load(tmp_path)  # read from the disk while its file is removed
+    before = caches(tmp_path)
+    cache = tmp_path / "svhn/cache"
+    strange = [
+        "train-0123.npz",
+        "train-notes.txt",
+        "train-zzzzzzzzzzzzzzzz.npz",
+        "trainees-0123456789abcdef.npz",
+    ]
+    for name in strange:  # nobody knows what they are
+        (cache / name).write_bytes(b"something else")
+    shutil.copy(cache / f"{max(before)}.npz", cache / "train-0123.npz")
+    (cache / ".train-0123456789abcdef.npy.77.part").write_bytes(b"half")  # a killed process's, of an old key
+    (cache / ".test-0123456789abcdef.npy.77.part").write_bytes(b"half")  # under another lock
+    (folder / "digitStruct.json").write_text(json.dumps(SVHN_ROWS[:2]))
+    assert len(load(tmp_path).labels) == 2
+    assert len(used.loose.unique()) > 1
+    assert [name for name in strange if not (cache / name).exists()] == []
+    for name in strange:
+        (cache / name).unlink()
+    after = caches(tmp_path)
+    assert {name for name in before if name.startswith("test")} < after
+    assert len(after) == 2
+    assert len(after - before) == 1
+    assert [path.name for path in cache.glob(".*.part")] == [".test-0123456789abcdef.npy.77.part"]
+    assert len(load(tmp_path).labels) == 2
+
+
+def test_two_sources_that_share_a_cache_leave_one_another(tmp_path, monkeypatch):
+    """Folders that cannot be written to keep what is derived from them in one place."""
+    monkeypatch.setattr(caching, "home", lambda data_dir: tmp_path / "cache/spatial_transformer")
+    folders = [
+        write_svhn(tmp_path / name / "train", SVHN_ROWS[:n]).parent for n, name in ((2, "a"), (3, "b"))
+    ]
+    for _ in range(2):
+        assert [len(load(folder).labels) for folder in folders] == [2, 3]
+    assert len(caches(tmp_path / "cache/spatial_transformer")) == 2
+    link = tmp_path / "link"
+    link.symlink_to(folders[0])
+    (folders[0] / "train/digitStruct.json").write_text(json.dumps(SVHN_ROWS[:1]))
+    assert len(load(link).labels) == 1  # by another name it is the same folder
+    assert len(caches(tmp_path / "cache/spatial_transformer")) == 2
+    assert svhn.load("train", folders[1], say=pytest.fail).names == ["1.png", "2.png", "3.png"]
+
+
+def test_a_link_to_nothing_is_named(tmp_path):
+    folder = write_svhn(tmp_path / "train")
+    (folder / "2.png").unlink()
+    (folder / "2.png").symlink_to(tmp_path / "nothing")
+    with pytest.raises(svhn.SvhnError, match=r"2\.png cannot be read"):
+        load(tmp_path)
+
+
+# Read again
+
+
+def check(folder, split="train"):
+    return svhn.check(split, folder, say=lambda line: None)
+
+
+@pytest.mark.parametrize("archived", [False, True])
+def test_check_finds_what_is_whole(tmp_path, archived):
+    rows = [*SVHN_ROWS, {"filename": "5.png", "boxes": []}]
+    folder = write_svhn(tmp_path / ("made/train" if archived else "train"), rows)
+    if archived:
+        with tarfile.open(tmp_path / "train.tar.gz", "w:gz") as tar:
+            tar.add(folder, "train")
+    assert check(tmp_path) == svhn.Checked(5, ["5.png: no digit"], False)
+    assert not (tmp_path / "svhn/cache").exists()
+    load(tmp_path)
+    assert check(tmp_path) == svhn.Checked(5, ["5.png: no digit"], True)
+
+
+def rewritten(path, content):
+    """Other bytes in a file, of which neither its size nor its time tells."""
+    before = path.stat()
+    assert len(content) <= before.st_size
+    path.write_bytes(content + bytes(before.st_size - len(content)))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("how", ["garbled", "other picture"])
+def test_check_opens_the_images_although_there_is_a_cache(tmp_path, how):
+    folder = write_svhn(tmp_path / "train")
+    load(tmp_path)
+    white = tmp_path / "white.png"
+    Image.new("RGB", (60, 40), "white").save(white)
+    rewritten(folder / "2.png", b"" if how == "garbled" else white.read_bytes())
+    svhn.load("train", tmp_path, say=pytest.fail)  # from the cache, as nothing tells
+    said = r"2\.png cannot be read" if how == "garbled" else r"another crop of 2\.png, up to \d+ levels apart"
+    with pytest.raises(svhn.SvhnError, match=said):
+        check(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["crops", "labels", "names", "left out", "cut"])
+def test_check_compares_the_cache(tmp_path, what):
+    write_svhn(tmp_path / "train")
+    load(tmp_path)
+    (crops,), (index,) = ((tmp_path / "svhn/cache").glob(kind) for kind in ("*.npy", "*.npz"))
+    if what == "crops":
+        content = bytearray(crops.read_bytes())
+        content[-1] ^= 128
+        crops.write_bytes(content)
+    elif what == "cut":
+        crops.write_bytes(crops.read_bytes()[:-100])
+    else:
+        held = dict(np.load(index))
+        if what == "labels":
+            held["labels"][1, 0] = 7
+        elif what == "names":
+            held["names"] = held["names"][[0, 1, 3, 2]]
+        else:
+            held["left_out"] = np.array(["9.png: no digit"])
+        np.savez(index, **held)
+    said = {
+        "crops": r"another crop of 4\.png, up to 128 levels",
+        "labels": r"another label of 2\.png",
+        "names": r"does not have 3\.png where it should be",
+        "left out": "4 numbers to use, and its cache 4",
+        "cut": "is broken",
+    }[what]
+    with pytest.raises(svhn.SvhnError, match=said):
+        check(tmp_path)
+
+
+def test_check_compares_the_archive_with_what_was_unpacked(tmp_path):
+    folder = write_svhn(tmp_path / "made/train")
+    with tarfile.open(tmp_path / "train.tar.gz", "w:gz") as tar:
+        tar.add(folder, "train")
+    load(tmp_path)
+    (tmp_path / "svhn/unpacked/train/train/3.png").write_bytes((folder / "3.png").read_bytes() + b"more")
+    with pytest.raises(archives.ArchiveError, match=r"3\.png is not what .*train\.tar\.gz holds"):
+        check(tmp_path)
+    (tmp_path / "svhn/unpacked/train/train/3.png").unlink()
+    with pytest.raises(archives.ArchiveError, match=r"3\.png is not what .*train\.tar\.gz holds"):
+        check(tmp_path)
 
 
 def test_a_cache_is_read_with_nothing_written(tmp_path):
@@ -384,3 +533,5 @@ def test_the_real_files(split, lengths, total):
     assert found.lengths.bincount()[1:].tolist() == lengths
     assert int((found.labels != svhn.NULL).sum()) == total
     assert len(found.left_out) == (1 if split == "train" else 0)
+    if split == "train":  # listed as 2, 0, 2, 6
+        assert found.labels[found.names.index("16278.png")].tolist() == [2, 6, 2, 0, 10]

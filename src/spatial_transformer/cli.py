@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .experiments import reports
+from .experiments import reports, training
 from .experiments.data import commands as data
 from .info import info
 from .version import __version__
@@ -22,12 +22,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "info", help="versions, devices, and which implementation each operation would take, and why"
     )
     data.add(commands)
+    training.add(commands)
     reports.add(commands)
-    given = parser.parse_args(arguments)
+    given, rest = parser.parse_known_args(arguments)
+    if rest and hasattr(given, "settings") and not any(word.startswith("-") for word in rest):
+        given.settings += rest  # `stn train EXPERIMENT --seed 1 steps=10`: argparse leaves them over
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    runs = {"info": print_info, "data": data.run, "train": training.run}
+    run = {**runs, **dict.fromkeys(reports.COMMANDS, reports.run)}[given.command]
     try:
-        if given.command in reports.COMMANDS:
-            return reports.run(given)
-        return data.run(given) if given.command == "data" else print_info()
+        return run(given)
     except BrokenPipeError:  # `stn info | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -39,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def print_info() -> int:
+def print_info(given: argparse.Namespace) -> int:
     print(info(), flush=True)
     return 0
 

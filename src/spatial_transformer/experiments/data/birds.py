@@ -28,8 +28,8 @@ from torch import Tensor
 from ... import families, sampling
 from ..extra import extra
 from . import archives
-from .caches import cached
-from .fetch import Say, in_one_step, say
+from .caches import apart, cached, kept, known_as
+from .fetch import Remote, Say, in_one_step, say, why_broken
 from .places import home, look, looked
 from .random_numbers import RandomNumbers
 
@@ -42,6 +42,11 @@ LISTS = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "boundi
 LONGEST = 512  # of a cached image's shorter side
 TOGETHER = 64  # images decoded at once
 VERSION = 1  # of what is cached
+
+# The archive as published; one of another size is somebody's own, and is judged by what it holds.
+OFFICIAL_ARCHIVE = Remote(
+    f"{NAME}.tgz", 1_150_585_339, "0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081", ()
+)
 
 
 class BirdsError(ValueError):
@@ -56,6 +61,18 @@ class Lists(NamedTuple):
     train: np.ndarray[Any, Any]  # bool [N]
     boxes: np.ndarray[Any, Any]  # float32 [N, 4]: x, y, width, height in the image's pixels
     classes: list[str]
+
+
+class Counts(NamedTuple):
+    """How much there is."""
+
+    images: int
+    train: int
+    test: int
+    classes: int
+
+
+OFFICIAL = Counts(11_788, 5_994, 5_794, 200)  # as published
 
 
 @dataclass(frozen=True)
@@ -158,13 +175,66 @@ def load(data_dir: str | Path | None = None, *, say: Say = say) -> Birds:
         raise FileNotFoundError(f"CUB-200-2011 is not here: no {NAME} or {NAME}.tgz in {looked(data_dir)}")
     lists = read_lists(folder)
     return cached(
-        f"{CACHE}/images-{fingerprint(folder)}.bin",
+        cache_path(folder, lists),
         lambda pixels, index: opened(lists, pixels, index),
         lambda pixels, index: build(folder, lists, pixels, index, say),
+        source=folder,
         lock=".lock",
         data_dir=data_dir,
         say=say,
     )
+
+
+class Checked(NamedTuple):
+    """What the files hold, read anew."""
+
+    counts: Counts
+    cached: bool  # whether there is a cache, which was seen to agree with them
+    official_archive: bool
+
+
+def check(data_dir: str | Path | None = None, *, say: Say = say) -> Checked:
+    """Reads the lists and every image again, and compares the cache where there is one.
+
+    Raises where anything is broken, missing, or not what the cache has. Nothing is written, but for an
+    archive that is unpacked.
+    """
+    found = where(data_dir)
+    official = found is not None and found.is_file() and is_official(found)
+    folder = find(data_dir, say=say)
+    if found is None or folder is None:
+        raise FileNotFoundError(f"no {NAME} or {NAME}.tgz in {looked(data_dir)}")
+    lists = read_lists(folder)
+    broken: list[str] = []
+    path = cache_path(folder, lists)
+    cache = kept(path, lambda pixels, index: opened(lists, pixels, index), data_dir, broken.append)
+    if broken:
+        raise BirdsError("; ".join(broken))
+    say(f"reading {found} again" + (", beside what is cached of it" if cache else ""))
+    if found.is_file():
+        archives.compare(found, folder.parent)
+    all_there(folder, lists)
+    for place, (image, scale) in enumerate(decoded([folder / "images" / name for name in lists.names])):
+        if cache is None:
+            continue
+        reason = apart(cache.image(place), torch.from_numpy(image).permute(2, 0, 1))
+        if reason is not None:
+            raise BirdsError(f"the cache of {folder} has another image of {lists.names[place]}, {reason}")
+        if not np.allclose(cache.boxes[place].numpy(), lists.boxes[place] * np.float32(scale)):
+            raise BirdsError(f"the cache of {folder} has another scale of {lists.names[place]}")
+    train = int(lists.train.sum())
+    counts = Counts(len(lists.names), train, len(lists.names) - train, len(lists.classes))
+    return Checked(counts, cache is not None, official)
+
+
+def is_official(archive: Path) -> bool:
+    """Whether it is the published archive; raises where it is as long, and something else."""
+    if archive.stat().st_size != OFFICIAL_ARCHIVE.size:
+        return False
+    reason = why_broken(archive, OFFICIAL_ARCHIVE)
+    if reason is not None:
+        raise BirdsError(f"{archive} is broken: {reason}")
+    return True
 
 
 # Where it is, and what its lists say
@@ -209,6 +279,8 @@ def read_lists(folder: Path) -> Lists:
         boxes = boxes.reshape(len(ids), 4)
     except ValueError as error:
         raise BirdsError(f"{folder / 'bounding_boxes.txt'} is broken: {error}") from error
+    if not np.isfinite(boxes).all():
+        raise BirdsError(f"{folder / 'bounding_boxes.txt'} is broken: a box has a side that is no number")
     return Lists(
         [inside(tables["images.txt"][number], folder) for number in ids],
         np.array([order[given[number]] for number in ids], np.int64),
@@ -242,13 +314,23 @@ def table(path: Path) -> dict[str, str]:
     return found
 
 
-def fingerprint(folder: Path) -> str:
-    """What the cache depends on: the list of images, and their sizes and times."""
+def cache_path(folder: Path, lists: Lists) -> str:
+    return f"{CACHE}/images-{fingerprint(folder, lists)}.bin"
+
+
+def fingerprint(folder: Path, lists: Lists) -> str:
+    """What the cache depends on: the list of images, and the sizes and times of those that it names.
+
+    They are looked up by their names, so that a class's folder, or all of them, may be a link.
+    """
     digest = hashlib.sha256(f"{VERSION} {LONGEST}".encode())
     digest.update((folder / LISTS[0]).read_bytes())
-    for root, _, files in sorted(os.walk(folder / "images")):
-        found = sorted((name, os.stat(os.path.join(root, name))) for name in files)
-        digest.update(repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in found]).encode())
+    for name in lists.names:
+        try:
+            stat = os.stat(os.path.join(folder, "images", name))
+        except OSError:  # missing: it is named when it is read
+            continue
+        digest.update(repr((name, stat.st_size, stat.st_mtime_ns)).encode())
     return digest.hexdigest()[:16]
 
 
@@ -257,10 +339,7 @@ def fingerprint(folder: Path) -> str:
 
 def build(folder: Path, lists: Lists, pixels: Path, index: Path, say: Say) -> None:
     """Writes the cache: the size of each image, and last the pixels."""
-    missing = [name for name in lists.names if not (folder / "images" / name).is_file()]
-    if missing:
-        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-        raise BirdsError(f"{len(missing)} of {len(lists.names)} images are missing in {folder}: {shown}")
+    all_there(folder, lists)
     say(f"decoding {len(lists.names):,} images of {folder} into {pixels.parent}, once")
     sizes, scales = [], []
     with in_one_step(pixels) as file:
@@ -269,7 +348,20 @@ def build(folder: Path, lists: Lists, pixels: Path, index: Path, say: Say) -> No
             sizes.append(image.shape[:2])
             scales.append(scale)
         with in_one_step(index) as other:
-            np.savez(other, sizes=np.array(sizes, np.int64), scales=np.array(scales, np.float32))
+            np.savez(
+                other,
+                sizes=np.array(sizes, np.int64),
+                scales=np.array(scales, np.float32),
+                source=np.array(known_as(folder)),
+            )
+
+
+def all_there(folder: Path, lists: Lists) -> None:
+    """Raises where images that are listed are not in their folder."""
+    missing = [name for name in lists.names if not (folder / "images" / name).is_file()]
+    if missing:
+        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        raise BirdsError(f"{len(missing)} of {len(lists.names)} images are missing in {folder}: {shown}")
 
 
 def decoded(paths: Sequence[Path]) -> Iterator[tuple[np.ndarray[Any, Any], float]]:
@@ -296,6 +388,8 @@ def opened(lists: Lists, pixels: Path, index: Path) -> Birds:
     with np.load(index) as file:
         held: Mapping[str, Any] = dict(file)
     sizes = torch.from_numpy(held["sizes"])
+    if sizes.shape != (len(lists.names), 2):
+        raise BirdsError(f"sizes of shape {tuple(sizes.shape)} for {len(lists.names)} images")
     areas = sizes.prod(1)
     given, expected = pixels.stat().st_size, 3 * int(areas.sum())
     if given != expected:

@@ -1,8 +1,11 @@
-"""All data by name: where it is, how it is had, whether it is whole."""
+"""All data by name: where it is, how it is had, whether it is whole.
+
+Each set has one name. ``ALIASES`` has other names that are understood.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +21,9 @@ class Item(NamedTuple):
 
     what: str
     terms: str
-    find: Callable[[DataDir], str | None]  # where it is, in words; None where it is missing
+    # Where it is, in words; None where it is missing, FileNotFoundError where a part is, ValueError where it
+    # is here and cannot be used.
+    find: Callable[[DataDir], str | None]
     fetch: Callable[[DataDir], object] | None  # None where it has to be got by hand, from ``origin``
     verify: Callable[[DataDir], str]  # what was found, in words; raises where it is broken
     origin: str = ""
@@ -28,7 +33,12 @@ def find_mnist(data_dir: DataDir) -> str | None:
     broken: list[str] = []
     held = mnist.find(data_dir, say=broken.append)
     if len(held) == len(mnist.FILES):
-        return ", ".join(sorted(mnist.folders(data_dir)))
+        return "; but ".join([", ".join(sorted(mnist.folders(data_dir))), *broken])
+    if broken:
+        raise ValueError("; ".join(broken))
+    if held:
+        missing = ", ".join(name for name in mnist.FILES if name not in held)
+        raise FileNotFoundError(f"no {missing} beside the others in {', '.join(mnist.folders(data_dir))}")
     return None
 
 
@@ -58,9 +68,12 @@ def verify_svhn(data_dir: DataDir, say: Say = say) -> str:
     found = []
     for split in svhn.SPLITS:
         if svhn.where(split, data_dir) is not None:
-            numbers = svhn.load(split, data_dir, say=say)
-            left = f", {len(numbers.left_out)} left out" if numbers.left_out else ""
-            found.append(f"{split} {len(numbers.labels):,} numbers{left}")
+            seen, published = svhn.check(split, data_dir, say=say), svhn.OFFICIAL[split]
+            left = (
+                f", {len(seen.left_out)} left out ({'; '.join(seen.left_out[:3])})" if seen.left_out else ""
+            )
+            note = beside([seen.numbers], [published], f"{published:,}")
+            found.append(f"{split} {seen.numbers:,} numbers ({note}){left}, {said(seen.cached)}")
     if not found:
         raise FileNotFoundError("no split")
     return "; ".join(found)
@@ -71,14 +84,32 @@ def find_birds(data_dir: DataDir) -> str | None:
     return None if found is None else str(found)
 
 
-def verify_birds(data_dir: DataDir) -> str:
-    found = birds.load(data_dir)
-    counts = [len(found.split(name)) for name in ("train", "test")]
-    return f"{counts[0]:,} images to train on and {counts[1]:,} to test on, {len(found.classes)} classes"
+def verify_birds(data_dir: DataDir, say: Say = say) -> str:
+    seen = birds.check(data_dir, say=say)
+    counted, published = (
+        f"{images:,} images, {train:,} to train on and {test:,} to test on, {classes} classes"
+        for images, train, test, classes in (seen.counts, birds.OFFICIAL)
+    )
+    archive = ", the official archive" if seen.official_archive else ""
+    return f"{counted} ({beside(seen.counts, birds.OFFICIAL, published)}){archive}, {said(seen.cached)}"
+
+
+def beside(found: Sequence[int], published: Sequence[int], in_words: str) -> str:
+    """How the counts of what is here compare with those published. A smaller set is a set, too."""
+    if tuple(found) == tuple(published):
+        return "as published"
+    smaller = all(here <= there for here, there in zip(found, published, strict=True))
+    return f"{'reduced' if smaller else 'not as published'}: published were {in_words}"
+
+
+def said(cached: bool) -> str:
+    return "the cache agrees" if cached else "nothing cached yet"
 
 
 def find_backbone(name: str, data_dir: DataDir) -> str | None:
     found = backbones.find(name, data_dir)
+    if found is not None:
+        backbones.content(backbones.known(name), found)  # raises where it is broken
     return None if found is None else str(found)
 
 
@@ -113,7 +144,7 @@ CATALOGUE: dict[str, Item] = {
         verify_svhn,
         "http://ufldl.stanford.edu/housenumbers (train.tar.gz, test.tar.gz, extra.tar.gz)",
     ),
-    "cub": Item(
+    "birds": Item(
         "Caltech-UCSD Birds 200-2011",
         "for non-commercial research and education",
         find_birds,
@@ -132,3 +163,5 @@ CATALOGUE: dict[str, Item] = {
         for name in backbones.BACKBONES
     },
 }
+
+ALIASES = {"cub": "birds"}

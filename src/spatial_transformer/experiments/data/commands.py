@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from .catalogue import CATALOGUE
+from .catalogue import ALIASES, CATALOGUE, Item
 from .contact_sheets import SHEETS, Asked, show
 from .places import VARIABLE, places
 
@@ -17,11 +19,19 @@ def add(commands: Any) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     listed = actions.add_parser("list", help="what is here, what is missing, where it was looked for")
     fetched = actions.add_parser("fetch", help="fetch a set, if it is not here already")
-    fetched.add_argument("name", choices=CATALOGUE, metavar="NAME", help=", ".join(CATALOGUE))
-    verified = actions.add_parser("verify", help="read all that is here, and check its digests")
-    verified.add_argument("names", nargs="*", metavar="NAME", help=f"only these of {', '.join(CATALOGUE)}")
+    fetched.add_argument("name", type=one_of(CATALOGUE), metavar="NAME", help=", ".join(CATALOGUE))
+    verified = actions.add_parser(
+        "verify", help="read all that is here again, and check digests, counts and caches"
+    )
+    verified.add_argument(
+        "names",
+        nargs="*",
+        type=one_of(CATALOGUE),
+        metavar="NAME",
+        help=f"only these of {', '.join(CATALOGUE)}",
+    )
     shown = actions.add_parser("show", help="a contact sheet, as PNG")
-    shown.add_argument("name", choices=SHEETS, metavar="SET", help=", ".join(SHEETS))
+    shown.add_argument("name", type=one_of(SHEETS), metavar="SET", help=", ".join(SHEETS))
     shown.add_argument("--kind", help="distorted-mnist: R, RTS, P or E; colocalisation: T or TC")
     shown.add_argument("--size", type=int, help="svhn: 64 or 128; birds: 224 or 448")
     shown.add_argument(
@@ -38,6 +48,21 @@ def add(commands: Any) -> None:
         )
 
 
+def one_of(names: Iterable[str]) -> Callable[[str], str]:
+    """What makes one of these names of what was typed, and suggests one where it is none of them."""
+    known = list(names)
+
+    def named(text: str) -> str:
+        name = ALIASES.get(text.lower(), text.lower())
+        if name in known:
+            return name
+        near = difflib.get_close_matches(name, [*known, *ALIASES], n=1)
+        hint = f"; did you mean {ALIASES.get(near[0], near[0])}?" if near else ""
+        raise argparse.ArgumentTypeError(f"must be one of {', '.join(known)}, got {text!r}{hint}")
+
+    return named
+
+
 def count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1, got {text!r}")
@@ -52,12 +77,22 @@ def run(given: argparse.Namespace) -> int:
 
 def list_all(given: argparse.Namespace) -> int:
     for name, item in CATALOGUE.items():
-        found = item.find(given.data_dir)
         print(f"{name:<20} {item.what} ({item.terms})")
-        how = f"`stn data fetch {name}`" if item.fetch is not None else f"get it from {item.origin}"
-        print(f"{'':<20} {'here: ' + found if found else 'missing: ' + how}")
+        print(f"{'':<20} {standing(name, item, given.data_dir)}")
     print("looked in: " + ", ".join(map(str, places(given.data_dir))))
     return 0
+
+
+def standing(name: str, item: Item, data_dir: Path | None) -> str:
+    """Whether a set is here, and what is to be done where it is not."""
+    how = f"`stn data fetch {name}`" if item.fetch is not None else f"get it from {item.origin}"
+    try:
+        found = item.find(data_dir)
+    except FileNotFoundError as error:
+        return f"missing: {error}: {how}"
+    except (OSError, ValueError) as error:
+        return f"BROKEN: {error}: {how}"
+    return f"here: {found}" if found else f"missing: {how}"
 
 
 def fetch_one(given: argparse.Namespace) -> int:
@@ -73,9 +108,6 @@ def fetch_one(given: argparse.Namespace) -> int:
 
 def verify_some(given: argparse.Namespace) -> int:
     """0 where all that is here is whole; what is missing counts only if it was asked for by name."""
-    for name in given.names:
-        if name not in CATALOGUE:
-            raise ValueError(f"NAME must be one of {', '.join(CATALOGUE)}, got {name!r}")
     failed = 0
     for name in given.names or CATALOGUE:
         item = CATALOGUE[name]

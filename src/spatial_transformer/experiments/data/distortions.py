@@ -6,20 +6,21 @@ which keeps what is always the same); ``RandomNumbers`` makes each replay draw a
 open is a field of the distortion, with its default.
 
 Positions are in pixels counted from the centre of a canvas, x to the right and y down. Angles turn the digit
-counter-clockwise. Thetas pull, in normalised coordinates, as everywhere (see ``coordinates``).
+counter-clockwise. Thetas pull, in normalised coordinates, as everywhere (see ``coordinates``); E alone has
+no theta of that kind, and gives its control points' offsets in pixels in its place.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cache
 from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ... import control_points, coordinates, families, sampling
+from .constants import kept
 from .random_numbers import RandomNumbers, to_normal
 
 DIGIT = 28  # pixels of a digit's image along each axis
@@ -27,9 +28,15 @@ HALF = DIGIT / 2
 
 
 class Drawn(NamedTuple):
-    """What was drawn for a batch of N."""
+    """What was drawn for a batch of N.
 
-    theta: Tensor  # [N, P] of the distortion's family: the true transformation, from the canvas to the digit
+    ``theta`` is the true transformation, a theta of the distortion's family that takes the canvas to the
+    digit: ``family.inverse(theta)`` brings the digit back. Not so for E, which reads through the inverse of
+    a spline, and no family has that: its ``theta`` is the control points' offsets in *pixels*, x and y of
+    one after another, and where a pixel is read is ``Elastic.grid``.
+    """
+
+    theta: Tensor  # [N, P]; [N, 2, P] of pairs
     numbers: dict[str, Tensor]  # by their names in the paper: angle, scale, ...; each [N, ...]
 
 
@@ -48,7 +55,11 @@ class Distortion(Protocol):
 
 @dataclass(frozen=True)
 class Rotated:
-    """R: "a random rotation sampled uniformly between -90 and +90 degrees"."""
+    """R: "a random rotation sampled uniformly between -90 and +90 degrees".
+
+    On the digit's own 28 px a stroke in a corner may turn out of the canvas: of MNIST's digits 0.4 % lose
+    more than a hundredth of their ink, and none a twentieth.
+    """
 
     degrees: float = 90.0  # at most, to either side
     size: int = DIGIT  # of the canvas
@@ -68,7 +79,11 @@ class Rotated:
 @dataclass(frozen=True)
 class RotatedTranslatedScaled:
     """RTS: rotated by -45 to +45 degrees, scaled by 0.7 to 1.2, "placing the digit in a random location in a
-    42 x 42 image, all with uniform distributions"."""
+    42 x 42 image, all with uniform distributions".
+
+    Placed by the scaled frame, 0.01 % of MNIST's digits lose more than a hundredth of their ink beyond the
+    canvas, and none three; by the frame it is 0.12 %.
+    """
 
     degrees: float = 45.0
     scale: tuple[float, float] = (0.7, 1.2)
@@ -142,8 +157,8 @@ class Elastic:
     a regular grid on the image by an amount sampled from a normal distribution with zero mean and 1.5 pixel
     standard deviation".
 
-    ``theta`` has by how many pixels each of the control points moves: there is no family that reads through
-    a spline's inverse.
+    ``Drawn.theta`` has by how many *pixels* each of the control points moves, before any scaling, and is not
+    a theta of ``family``: none reads through a spline's inverse. ``grid`` is the true transformation.
     """
 
     scale: tuple[float, float] = (0.75, 1.0)
@@ -200,7 +215,7 @@ FIELD_REACH = 1.5  # how far from its centre D is known, in halves of a digit
 FIELD = 43  # points along each axis, one a pixel: between them D is straight to within 0.01 px
 
 
-@cache
+@kept
 def field_basis(device: torch.device) -> Tensor:
     """What a pixel of each offset adds to each point of the field, in FIELD_REACHes. float64 [16, points]"""
     points = coordinates.lattice((FIELD, FIELD), True, dtype=torch.float64) * FIELD_REACH
@@ -208,13 +223,13 @@ def field_basis(device: torch.device) -> Tensor:
     return basis.contiguous().to(device)
 
 
-@cache
+@kept
 def control_lattice(dtype: torch.dtype, device: torch.device) -> Tensor:
     """The control points where nothing moves them. [16, 2]"""
     return Elastic.family.identity(dtype=dtype, device=device).unflatten(0, (16, 2))
 
 
-@cache
+@kept
 def canvas_lattice(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The canvas's pixels in FIELD_REACHes. [size, size, 2]"""
     return coordinates.lattice((size, size), False, dtype=dtype, device=device) * (size / DIGIT / FIELD_REACH)
@@ -280,7 +295,7 @@ def corner_signs(like: Tensor) -> Tensor:
     return _corner_signs(like.dtype, like.device)
 
 
-@cache
+@kept
 def _corner_signs(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor([(-1, -1), (1, -1), (1, 1), (-1, 1)], dtype=dtype, device=device)
 

@@ -68,7 +68,7 @@ def fetch(remote: Remote, folder: Path, *, say: Say = say) -> Path:
             if reason is None:
                 return target
             say(f"{target} is broken ({reason}): fetching it again")
-        sweep(target)
+        sweep(folder, glob.escape(remote.name))
         download(remote, target, say)
     return target
 
@@ -155,9 +155,9 @@ def in_one_step(target: Path) -> Iterator[IO[bytes]]:
             os.close(folder)
 
 
-def sweep(target: Path) -> None:
-    """Removes what processes that were killed left of a file; for who holds the lock on it."""
-    for part in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
+def sweep(folder: Path, pattern: str) -> None:
+    """Removes what processes that were killed left of files of such names; for who holds their lock."""
+    for part in folder.glob(f".{pattern}.*.part"):
         part.unlink(missing_ok=True)
 
 

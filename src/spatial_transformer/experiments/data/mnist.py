@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import math
 import pickle
 import struct
 import zlib
@@ -145,12 +146,16 @@ def spellings(name: str) -> list[str]:
 
 def read(path: Path, name: str) -> tuple[bytes, str | None]:
     """What a file holds, and why that is not the file of that name, if it is not."""
-    content = path.read_bytes()
-    if path.suffix == ".gz":
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            return b"", str(error)
+    size = header_size(name) + math.prod(FILES[name].shape)
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = file.read(size + 1)  # whatever a gzip would grow to
+    except (OSError, EOFError, zlib.error) as error:
+        return b"", str(error)
+    if len(content) > size:
+        return content, f"more than the {size:,} bytes expected"
+    if len(content) < size:
+        return content, f"{len(content):,} bytes, expected {size:,}"
     digest = hashlib.sha256(content).hexdigest()
     wanted = FILES[name].sha256
     return content, None if digest == wanted else f"sha256 {digest}, expected {wanted}"

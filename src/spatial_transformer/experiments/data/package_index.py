@@ -9,6 +9,7 @@ from http.client import HTTPException
 from .addresses import opened, setting, without_login
 
 PYPI = "https://pypi.org/simple"
+LONGEST = 20_000_000  # bytes of a page; the longest of PyPI's have some millions
 
 
 class NotInIndexError(LookupError):
@@ -43,7 +44,9 @@ def find(project: str, filename: str) -> str:
 
 def text(page: str) -> str:
     with opened(page) as reply:
-        content: bytes = reply.read()
+        content: bytes = reply.read(LONGEST + 1)
+    if len(content) > LONGEST:  # whoever sends without end does not fill the memory
+        raise OSError(f"more than {LONGEST / 1e6:.0f} MB, which is no page of an index")
     return content.decode()
 
 

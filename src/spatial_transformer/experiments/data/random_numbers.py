@@ -35,7 +35,8 @@ class RandomNumbers:
         self.seed = seed
         self.device = torch.device(device)
         self._key = mixed(mixed(seed + GOLDEN) + 0x5354)  # neighbouring seeds would give one stream, shifted
-        self._counter = torch.tensor(signed(self._key), device=self.device)
+        with torch.inference_mode(False):  # a stream begun in that mode goes on outside of it
+            self._counter = torch.tensor(signed(self._key), device=self.device)
         self._steps: dict[int, Tensor] = {}
 
     def uniform(self, *shape: int) -> Tensor:
@@ -66,7 +67,8 @@ class RandomNumbers:
     def _steps_of(self, count: int) -> Tensor:
         """How far the counter is from each number of a draw. int64 [count], kept: draws repeat."""
         if count not in self._steps:
-            steps = torch.arange(count, device=self.device) * signed(GOLDEN)
+            with torch.inference_mode(False):
+                steps = torch.arange(count, device=self.device) * signed(GOLDEN)
             if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 return steps  # it will hold something when the graph is replayed, not before
             self._steps[count] = steps

@@ -25,7 +25,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ from torch import Tensor
 from ... import families, sampling
 from ..extra import extra
 from . import archives
-from .caches import cached
+from .caches import apart, cached, kept, known_as
 from .fetch import Say, in_one_step, say
 from .places import home, look, looked
 from .random_numbers import RandomNumbers
@@ -51,7 +51,8 @@ LOOSE, TIGHT = 128, 64
 GROWN = 1.3  # the tight crop's extent, in boxes
 VALIDATION = 5000
 SPLIT_SEED = 2011
-VERSION = 1  # of what is cached
+VERSION = 2  # of what is cached
+OFFICIAL = {"train": 33_402, "test": 13_068, "extra": 202_353}  # numbers, as published
 
 
 class SvhnError(ValueError):
@@ -105,13 +106,64 @@ def load(split: str, data_dir: str | Path | None = None, *, say: Say = say) -> H
         )
     structure = structure_file(folder)
     return cached(
-        f"{CACHE}/{split}-{fingerprint(folder, structure)}.npy",
+        cache_path(split, folder),
         opened,
         lambda crops, index: build(folder, read_structure(structure), crops, index, say),
+        source=folder,
         lock=f".{split}.lock",
         data_dir=data_dir,
         say=say,
     )
+
+
+class Checked(NamedTuple):
+    """What a split's files hold, read anew."""
+
+    numbers: int
+    left_out: list[str]
+    cached: bool  # whether there is a cache, which was seen to agree with them
+
+
+def check(split: str, data_dir: str | Path | None = None, *, say: Say = say) -> Checked:
+    """Reads all of a split's files again, cuts every crop again, and compares the cache where there is one.
+
+    Raises where anything is broken, missing, or not what the cache has. Nothing is written, but for an
+    archive that is unpacked.
+    """
+    found, folder = where(split, data_dir), find(split, data_dir, say=say)
+    if found is None or folder is None:
+        raise FileNotFoundError(f"no {split} or {split}.tar.gz in {looked(data_dir)}")
+    broken: list[str] = []
+    cache = kept(cache_path(split, folder), opened, data_dir, broken.append)
+    if broken:
+        raise SvhnError("; ".join(broken))
+    say(f"reading {found} again" + (", beside what is cached of it" if cache else ""))
+    if found.is_file():
+        archives.compare(found, folder.parent)
+    entries = read_structure(structure_file(folder))
+    all_there(folder, entries)
+    left_out: list[str] = []
+    count = 0
+    with one_thread():
+        for entry, image in decoded(folder, entries, left_out):
+            if cache is not None:
+                agree(cache, count, entry, image, folder)
+            count += 1
+    if cache is not None and (count, left_out) != (len(cache.names), cache.left_out):
+        raise SvhnError(f"{folder} has {count:,} numbers to use, and its cache {len(cache.names):,}")
+    return Checked(len(entries), left_out, cache is not None)
+
+
+def agree(cache: HouseNumbers, place: int, entry: Entry, image: np.ndarray[Any, Any], folder: Path) -> None:
+    """Raises where the cache has something else at a place than a number and its crop."""
+    if place >= len(cache.names) or cache.names[place] != entry.name:
+        raise SvhnError(f"the cache of {folder} does not have {entry.name} where it should be")
+    length = int(cache.lengths[place])
+    if length != len(entry.boxes) or cache.labels[place].tolist() != label(entry):
+        raise SvhnError(f"the cache of {folder} has another label of {entry.name}")
+    reason = apart(cache.loose[place], cropped(image, entry))
+    if reason is not None:
+        raise SvhnError(f"the cache of {folder} has another crop of {entry.name}, {reason}")
 
 
 def validation_split(count: int, held_out: int = VALIDATION) -> tuple[Tensor, Tensor]:
@@ -153,16 +205,23 @@ def structure_file(folder: Path) -> Path | None:
     return None
 
 
+def cache_path(split: str, folder: Path) -> str:
+    return f"{CACHE}/{split}-{fingerprint(folder, structure_file(folder))}.npy"
+
+
 def fingerprint(folder: Path, structure: Path | None) -> str:
     """What the cache depends on: the boxes, and which images there are, of which size and time."""
     if structure is None:
         raise SvhnError(f"{folder} has neither digitStruct.mat nor digitStruct.json")
     digest = hashlib.sha256(f"{VERSION} {structure.suffix}".encode())
     digest.update(structure.read_bytes())
+    images = []
     with os.scandir(folder) as entries:
-        images = sorted(
-            (e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.name.endswith(".png")
-        )
+        for entry in entries:
+            if entry.name.endswith(".png"):
+                with suppress(FileNotFoundError):  # a link to nothing: it is missing when it is read
+                    images.append((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns))
+    images.sort()
     digest.update(repr(images).encode())
     return digest.hexdigest()[:16]
 
@@ -224,6 +283,11 @@ def digits(entry: Entry) -> list[int]:
     return found
 
 
+def label(entry: Entry) -> list[int]:
+    """The digits, and the null class in the places after them."""
+    return (digits(entry) + [NULL] * DIGITS)[:DIGITS]
+
+
 def why_left_out(entry: Entry, size: tuple[int, int] | None = None) -> str | None:
     """A sentence that says why a number is not used, or None; with the image's (width, height) if known."""
     if not entry.boxes:
@@ -243,31 +307,36 @@ def why_left_out(entry: Entry, size: tuple[int, int] | None = None) -> str | Non
 
 def build(folder: Path, entries: Sequence[Entry], crops: Path, index: Path, say: Say) -> None:
     """Writes the cache: what is known of each number, and last the crops."""
-    present = {name.name for name in folder.iterdir()}
-    missing = [entry.name for entry in entries if entry.name not in present]
-    if missing:
-        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-        raise SvhnError(f"{len(missing)} of {len(entries)} images are missing in {folder}: {shown}")
+    all_there(folder, entries)
     say(f"cropping {len(entries):,} house numbers of {folder} into {crops.parent}, once")
     left_out: list[str] = []
-    kept: list[Entry] = []
+    used: list[Entry] = []
     with in_one_step(crops) as file, one_thread():
         start = header(len(entries))
         file.write(start)
         for entry, image in decoded(folder, entries, left_out):
-            kept.append(entry)
+            used.append(entry)
             file.write(cropped(image, entry).numpy().tobytes())
         file.seek(0)
-        file.write(header(len(kept), len(start)))
-        labels = [(digits(entry) + [NULL] * DIGITS)[:DIGITS] for entry in kept]
+        file.write(header(len(used), len(start)))
         with in_one_step(index) as other:
             np.savez(
                 other,
-                labels=np.array(labels, np.int64).reshape(-1, DIGITS),
-                lengths=np.array([len(entry.boxes) for entry in kept], np.int64),
-                names=np.array([entry.name for entry in kept], np.str_),
+                labels=np.array([label(entry) for entry in used], np.int64).reshape(-1, DIGITS),
+                lengths=np.array([len(entry.boxes) for entry in used], np.int64),
+                names=np.array([entry.name for entry in used], np.str_),
                 left_out=np.array(left_out, np.str_),
+                source=np.array(known_as(folder)),
             )
+
+
+def all_there(folder: Path, entries: Sequence[Entry]) -> None:
+    """Raises where images that are listed are not in their folder."""
+    present = {path.name for path in folder.iterdir()}
+    missing = [entry.name for entry in entries if entry.name not in present]
+    if missing:
+        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        raise SvhnError(f"{len(missing)} of {len(entries)} images are missing in {folder}: {shown}")
 
 
 @contextmanager

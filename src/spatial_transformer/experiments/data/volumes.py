@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ... import families, sampling
+from .constants import kept
 from .distortions import DIGIT, Drawn
 from .random_numbers import RandomNumbers
 
@@ -60,7 +60,7 @@ def turned(angles: Tensor) -> Tensor:
     return torch.stack(entries, dim=1).unflatten(1, (3, 3))
 
 
-@cache
+@kept
 def block_half(depth: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Half of the extruded digit's extent along x, y, z. [3]"""
     return torch.tensor([DIGIT / 2, DIGIT / 2, depth / 2], dtype=dtype, device=device)

@@ -1,0 +1,155 @@
+"""Training as one sees it: a live table on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from .data import mnist
+from .engine import Training, Watcher
+from .extra import extra
+from .records import Record
+
+QUIET = 30.0  # seconds between lines
+SMOOTH = 0.2  # what the last look counts for in the speed
+
+
+class Pace:
+    """How fast it goes, and how long it will take."""
+
+    def __init__(self) -> None:
+        self.per_step = 0.0  # seconds of a step of all
+        self.runs = 0
+
+    def went_on(self, under_way: Sequence[Training], steps: int, seconds: float) -> None:
+        if len(under_way) != self.runs:  # another speed
+            self.runs, self.per_step = len(under_way), seconds / steps
+        else:
+            self.per_step += SMOOTH * (seconds / steps - self.per_step)
+
+    def __str__(self) -> str:
+        return f"{1000 * self.per_step:.3g} ms a step"
+
+    def images(self, under_way: Sequence[Training]) -> str:
+        count = sum(training.settings.batch for training in under_way)
+        return f"{count / max(self.per_step, 1e-9):,.0f} images a second"
+
+    def left(self, under_way: Sequence[Training]) -> str:
+        """Until the last of those under way is done."""
+        most = max((training.settings.steps - training.run.step_number for training in under_way), default=0)
+        return duration(most * self.per_step)
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(7.4), duration(3700)
+    ('7 s', '1:01:40')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def result(record: Record) -> str:
+    """A record in a line."""
+    name = f"{record.cell}, seed {record.seed}"
+    if record.status == "failed":
+        return f"{name}: FAILED, {record.reason}"
+    paper = "" if record.paper is None or record.digits != mnist.NAME else f" (the paper's: {record.paper} %)"
+    return f"{name}: {record.error:.2f} % of {record.digits} wrong{paper}, {duration(record.seconds)}"
+
+
+class Lines(AbstractContextManager["Lines"]):
+    """A line now and then, for logs."""
+
+    def __init__(self, total: int, say: Callable[[str], None] = lambda line: print(line, flush=True)) -> None:
+        self.total, self.done, self.say = total, 0, say
+        self.pace, self.last = Pace(), time.monotonic()
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def began(self, training: Training) -> None:
+        step = training.run.step_number
+        self.say(f"{training.job.name}: {f'goes on after step {step:,}' if step else 'begins'}")
+
+    def went_on(self, under_way: Sequence[Training], steps: int, seconds: float) -> None:
+        self.pace.went_on(under_way, steps, seconds)
+        if time.monotonic() - self.last < QUIET:
+            return
+        self.last = time.monotonic()
+        for training in under_way:
+            self.say(f"{training.job.name}: {standing(training)}")
+        self.say(f"{self.pace}, {self.pace.images(under_way)}, {self.pace.left(under_way)} left")
+
+    def ended(self, record: Record) -> None:
+        self.done += 1
+        self.say(f"{result(record)} [{self.done} of {self.total}]")
+
+
+def standing(training: Training) -> str:
+    """Where a run is, in a line."""
+    point = training.curve[-1] if training.curve else None
+    step = f"step {training.run.step_number:,} of {training.settings.steps:,}"
+    return step + (f", loss {point.loss:.4f}, error {point.error:.2f} %" if point else "")
+
+
+class Table(AbstractContextManager["Table"]):
+    """A table that is drawn anew twice a second."""
+
+    def __init__(self, total: int, console: Any = None) -> None:
+        self.total, self.pace = total, Pace()
+        self.ended_records: list[Record] = []
+        self.under_way: Sequence[Training] = ()
+        self.live = extra("rich.live").Live(console=console, refresh_per_second=2, get_renderable=self.drawn)
+
+    def __enter__(self) -> Table:
+        self.live.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.under_way = ()
+        self.live.__exit__(*error)
+
+    def began(self, training: Training) -> None:
+        self.under_way = [*self.under_way, training]
+
+    def went_on(self, under_way: Sequence[Training], steps: int, seconds: float) -> None:
+        self.under_way = list(under_way)
+        self.pace.went_on(under_way, steps, seconds)
+
+    def ended(self, record: Record) -> None:
+        self.ended_records.append(record)
+        style = "red" if record.status == "failed" else "green"
+        self.live.console.print(extra("rich.text").Text(result(record), style=style))
+
+    def drawn(self) -> Any:
+        table = extra("rich.table").Table(box=None, pad_edge=False)
+        table.add_column("cell")
+        table.add_column("", width=24)
+        for title in ("step", "loss", "error, %"):
+            table.add_column(title, justify="right")
+        for training in self.under_way:
+            point = training.curve[-1] if training.curve else None
+            step, steps = training.run.step_number, training.settings.steps
+            table.add_row(
+                training.job.name,
+                extra("rich.progress_bar").ProgressBar(total=steps, completed=step),
+                f"{step:,} / {steps:,}",
+                f"{point.loss:.4f}" if point else "",
+                f"{point.error:.2f}" if point else "",
+            )
+        if self.under_way:
+            pace = f"{self.pace}, {self.pace.images(self.under_way)}, {self.pace.left(self.under_way)} left"
+            table.caption = f"{len(self.ended_records)} of {self.total} done; {pace}"
+        return table
+
+
+def display(total: int) -> AbstractContextManager[Watcher]:
+    """What suits the place that standard output goes to."""
+    return Table(total) if sys.stdout.isatty() else Lines(total)

@@ -1,0 +1,292 @@
+"""Cells trained: from their checkpoints on, until they are done or someone says stop.
+
+A cell's record is written when it is done or has failed, and its checkpoint at least once a minute until
+then: whatever ends the process loses no more. A lock keeps two processes off one cell.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import datetime
+import functools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from . import checkpoints, networks, probes, provenance, records
+from .checkpoints import Checkpoint
+from .data.digits import DigitSet
+from .extra import extra
+from .lockstep import Lockstep
+from .records import Point, Record
+from .runs import Run
+from .spec import Cell, Settings
+
+SAVE_EVERY = 30.0  # seconds
+PATIENCE = 0.5  # seconds between looks at the clock
+STUCK = 85.0  # percent: a network that answers at random is wrong in 90 of 100 cases
+
+
+class Job(NamedTuple):
+    """A cell and a seed, and the files that belong to them."""
+
+    cell: Cell
+    seed: int
+    record: Path
+    checkpoint: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.cell.name}, seed {self.seed}"
+
+    @property
+    def weights(self) -> Path:
+        """The trained network's."""
+        return self.checkpoint.with_name(f"{self.record.stem}.safetensors")
+
+
+class Training:
+    """A job under way."""
+
+    def __init__(self, job: Job, digits: DigitSet, device: torch.device) -> None:
+        self.job, self.run = job, Run(job.cell, job.seed, digits, device)
+        self.identity = {"digits": self.run.digits.name, **dataclasses.asdict(job.cell.settings)}
+        self.seconds = 0.0  # of training; where several train at once, a share of the time
+        self.curve: list[Point] = []
+        self.watched: list[tuple[int, Tensor]] = []
+        self.failure: str | None = None
+        if job.checkpoint.exists():
+            self.go_on(checkpoints.load(job.checkpoint))
+        else:
+            self.watch()
+
+    def go_on(self, kept: Checkpoint) -> None:
+        if kept.identity != self.identity:
+            raise checkpoints.CheckpointError(
+                f"{self.job.checkpoint} is of another run ({differences(kept.identity, self.identity)}): "
+                "remove it to begin anew"
+            )
+        self.run.load(kept.state)
+        self.seconds, self.watched = kept.seconds, kept.watched
+        self.curve = [Point(**point) for point in kept.curve]
+
+    @property
+    def settings(self) -> Settings:
+        return self.job.cell.settings
+
+    @property
+    def until_stop(self) -> int:
+        """How many steps it can take before something is to be done."""
+        all_stops, step = stops(self.settings), self.run.step_number
+        return all_stops[bisect.bisect_right(all_stops, step)] - step
+
+    @property
+    def over(self) -> bool:
+        return self.failure is not None or self.run.step_number == self.settings.steps
+
+    def note(self) -> None:
+        """What is to be noted down at this step, if anything is."""
+        step = self.run.step_number
+        if step in curve_steps(self.settings):
+            loss, error = self.run.means(step - (self.curve[-1].step if self.curve else 0))
+            if not math.isfinite(loss):
+                self.failure = f"the loss is {loss} after {step:,} steps"
+                return
+            self.curve.append(Point(step, loss, error))
+        if step in probes.moments(self.settings.steps):
+            self.watch()
+
+    def watch(self) -> None:
+        if self.run.cell.model.transformer is not None:
+            self.watched.append((self.run.step_number, self.run.theta(probes.WATCHED).cpu()))
+
+    def save(self) -> None:
+        curve = [dataclasses.asdict(point) for point in self.curve]
+        state = Checkpoint(self.run.state(), self.seconds, curve, self.watched, self.identity)
+        checkpoints.save(state, self.job.checkpoint)
+
+    def finish(self) -> Record:
+        """The record, written; last of all, since it says that the rest is there."""
+        job, run, error = self.job, self.run, None
+        if self.failure is None:
+            tested = run.tested()
+            error = tested.error
+            if error > STUCK:
+                self.failure = f"stuck at chance: {error:.1f} % of the answers are wrong"
+            checkpoints.save_weights(run.network.state_dict(), job.weights)
+            theta = tested.theta[: probes.SHOWN]
+            probes.write(probes.of(tested.predictions, theta, self.watched), probes.path_of(job.record))
+        record = Record(
+            experiment=job.cell.experiment,
+            cell=job.cell.name,
+            seed=job.seed,
+            status="done" if self.failure is None else "failed",
+            reason=self.failure,
+            error=error,
+            paper=job.cell.paper,
+            digits=run.digits.name,
+            steps=run.step_number,
+            seconds=round(self.seconds, 1),
+            device=provenance.device_name(run.device),
+            commit=provenance.commit(),
+            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+            versions=provenance.versions(),
+            settings=dataclasses.asdict(job.cell.settings),
+            parameters=networks.parameters(run.network),
+            curve=self.curve,
+        )
+        records.write(record, job.record)
+        job.checkpoint.unlink(missing_ok=True)
+        return record
+
+
+@functools.lru_cache
+def curve_steps(settings: Settings) -> frozenset[int]:
+    """The steps after which the curve gets a point."""
+    points = min(settings.curve, settings.steps)
+    return frozenset(point * settings.steps // points for point in range(1, points + 1))
+
+
+@functools.lru_cache
+def stops(settings: Settings) -> list[int]:
+    """The steps after which something is to be done: a point, a look, another learning rate."""
+    stages = {-(-stage * settings.steps // settings.stages) for stage in range(1, settings.stages + 1)}
+    return sorted(curve_steps(settings) | stages | {*probes.moments(settings.steps), settings.steps})
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    names = sorted({*one, *other})
+    return ", ".join(f"{name}={one.get(name)}" for name in names if one.get(name) != other.get(name))
+
+
+class Watcher(Protocol):
+    """Who looks on."""
+
+    def began(self, training: Training) -> None:
+        """A job has begun, or goes on."""
+
+    def went_on(self, under_way: Sequence[Training], steps: int, seconds: float) -> None:
+        """All took so many steps in so much time."""
+
+    def ended(self, record: Record) -> None:
+        """A job is done, or has failed."""
+
+
+class Outcome(NamedTuple):
+    """What came of some jobs."""
+
+    records: list[Record]
+    busy: list[Job]  # another process trains them
+    left: list[Job]  # not finished, since someone said stop
+
+
+def jobs(
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    results: Path,
+    checkpoints: Path,
+    changed: Mapping[str, Any] | None = None,
+) -> list[Job]:
+    """A job for each cell and seed, with its places.
+
+    changed: what sets these runs apart from those of the table, by name.
+    """
+    found = []
+    for seed in seeds:
+        for cell in cells:
+            record = records.path_of(results, cell.experiment, cell.name, seed, dict(changed or {}))
+            checkpoint = checkpoints / cell.experiment / f"{record.stem}.checkpoint.safetensors"
+            found.append(Job(cell, seed, record, checkpoint))
+    return found
+
+
+def train(
+    jobs: Sequence[Job],
+    digits: DigitSet,
+    device: torch.device,
+    *,
+    at_once: int = 1,
+    deadline: float = math.inf,
+    save_every: float = SAVE_EVERY,
+    stop: Callable[[], bool] = lambda: False,
+    watcher: Watcher | None = None,
+) -> Outcome:
+    """Trains what has no record yet.
+
+    at_once: how many cells train side by side.
+    deadline: of ``time.monotonic()``, by which all is to be saved.
+    save_every: seconds between checkpoints.
+    stop: asked between steps.
+    """
+    waiting, under_way, outcome = deque(jobs), list[Training](), Outcome([], [], [])
+    with ExitStack() as stack:
+        locks: dict[Path, Any] = {}
+        together: Lockstep | None = None
+        chunk, saved, saving = 1, time.monotonic(), 0.0
+        while True:
+            while waiting and len(under_way) < at_once:
+                job = waiting.popleft()
+                lock = locked(job)
+                if lock is None:
+                    outcome.busy.append(job)
+                    continue
+                locks[job.record] = stack.enter_context(lock)
+                if job.record.exists():  # finished by another process since it was looked for
+                    outcome.records.append(records.read(job.record))
+                    continue
+                under_way.append(Training(job, digits, device))
+                together = None
+                if watcher is not None:
+                    watcher.began(under_way[-1])
+            if not under_way:
+                break
+            if together is None:
+                together, chunk = Lockstep([training.run for training in under_way]), 1
+            steps = min(chunk, *(training.until_stop for training in under_way))
+            begin = time.monotonic()
+            together.advance(steps)
+            seconds = time.monotonic() - begin
+            chunk = max(1, min(2 * chunk, int(PATIENCE * steps / max(seconds, 1e-6))))
+            for training in under_way:
+                training.seconds += seconds / len(under_way)
+                training.note()
+            if watcher is not None:
+                watcher.went_on(under_way, steps, seconds)
+            for training in [training for training in under_way if training.over]:
+                outcome.records.append(training.finish())
+                under_way.remove(training)
+                locks.pop(training.job.record).release()
+                together = None
+                if watcher is not None:
+                    watcher.ended(outcome.records[-1])
+            now = time.monotonic()
+            stopping = stop() or now + 2 * saving + 2 * PATIENCE > deadline  # asked once: it may change
+            if stopping or now - saved > save_every:
+                for training in under_way:
+                    training.save()
+                saved = time.monotonic()
+                saving = saved - now
+            if stopping:
+                outcome.left.extend([*(training.job for training in under_way), *waiting])
+                break
+    return outcome
+
+
+def locked(job: Job) -> Any | None:
+    """The lock on a job, held; None where another process holds it."""
+    filelock = extra("filelock")
+    job.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(job.checkpoint.with_suffix(".lock"))
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        return None
+    return lock

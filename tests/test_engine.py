@@ -1,0 +1,442 @@
+"""The engine: what it trains, how it stops and goes on, and what it leaves behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("filelock")
+safetensors = pytest.importorskip("safetensors.torch")
+
+from spatial_transformer.cli import main  # noqa: E402
+from spatial_transformer.experiments import checkpoints, engine, networks, probes, records  # noqa: E402
+from spatial_transformer.experiments.catalogue import EXPERIMENTS, chosen  # noqa: E402
+from spatial_transformer.experiments.data import uci_digits  # noqa: E402
+from spatial_transformer.experiments.data.fixed_sets import fixed_set  # noqa: E402
+from spatial_transformer.experiments.display import Lines, Table, duration  # noqa: E402
+from spatial_transformer.experiments.interrupts import asked_to_stop  # noqa: E402
+from spatial_transformer.experiments.lockstep import Lockstep  # noqa: E402
+from spatial_transformer.experiments.runs import Run  # noqa: E402
+from spatial_transformer.experiments.spec import Settings  # noqa: E402
+from spatial_transformer.experiments.training import span  # noqa: E402
+
+CPU = torch.device("cpu")
+SMALL = {"parameters": 80_000, "batch": 16, "steps": 30, "learning_rate": 0.02, "curve": 5}
+TRAIN = ["train", "distorted-mnist", "--digits", "packaged", "--data", "R"]
+
+
+@pytest.fixture(scope="module")
+def digits(one_thread):
+    return uci_digits.load()
+
+
+@pytest.fixture(autouse=True)
+def alone_in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(engine, "STUCK", 100.0)  # some dozen steps teach next to nothing
+
+
+def jobs(*names, seeds=(0,), **changes):
+    cells = [
+        dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, **{**SMALL, **changes}))
+        for cell in chosen(EXPERIMENTS["distorted-mnist"])
+        if cell.name in names
+    ]
+    assert len(cells) == len(names)
+    return engine.jobs(cells, seeds, Path("results"), Path("runs"))
+
+
+def weights(job):
+    return safetensors.load_file(job.weights)
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def counted(looks):
+    """A stop that says yes at the so many-th look."""
+    seen = iter(range(looks - 1))
+    return lambda: next(seen, None) is None
+
+
+def test_a_cell_is_trained_to_its_record(digits):
+    (job,) = jobs("R/ST-FCN affine", steps=60)
+    outcome = engine.train([job], digits, CPU)
+    (record,) = outcome.records
+    assert (outcome.busy, outcome.left) == ([], [])
+    assert records.read(job.record) == record
+    assert (record.cell, record.seed, record.status, record.steps) == ("R/ST-FCN affine", 0, "done", 60)
+    assert (record.paper, record.digits) == (1.2, "UCI digits")
+    assert record.settings == dataclasses.asdict(job.cell.settings)
+    assert [point.step for point in record.curve] == [12, 24, 36, 48, 60]
+    assert record.curve[-1].loss < record.curve[0].loss
+    assert record.seconds > 0
+    assert not job.checkpoint.exists()
+
+    # The error is that of the weights that are kept, on the fixed test set.
+    network = networks.build(job.cell)
+    network.load_state_dict(weights(job))
+    assert record.parameters == networks.parameters(network)
+    test = fixed_set("R", digits)
+    with torch.no_grad():
+        predictions = network(test.images).argmax(1)
+        theta = network.theta(test.images)
+    assert record.error == pytest.approx(100 * (predictions != test.labels).double().mean().item())
+    probe = probes.read(probes.path_of(job.record))
+    assert np.array_equal(probe.predictions, predictions)
+    assert np.array_equal(probe.theta, theta[: probes.SHOWN].half())
+    assert probe.steps.tolist() == probes.moments(60)
+    assert np.array_equal(probe.thetas[0], np.tile([1, 0, 0, 0, 1, 0], (probes.WATCHED, 1)))  # the identity
+    assert np.array_equal(probe.thetas[-1], theta[: probes.WATCHED].half())
+
+
+def test_what_has_a_record_is_not_trained(digits):
+    (job,) = jobs("R/FCN")
+    engine.train([job], digits, CPU)
+    before = job.record.stat().st_mtime_ns
+    outcome = engine.train([job], digits, CPU)
+    assert [record.cell for record in outcome.records] == ["R/FCN"]
+    assert job.record.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("name", ["R/FCN", "RTS/ST-FCN spline"])
+def test_a_stopped_run_ends_with_the_same_weights(name, digits, monkeypatch):
+    (whole,) = jobs(name)
+    engine.train([whole], digits, CPU)
+    (stopped,) = (job._replace(record=Path("other/r.json"), checkpoint=Path("other/c")) for job in [whole])
+    monkeypatch.setattr(engine, "PATIENCE", 0.0)  # a step at a time
+    for looks in (1, 4, 9):
+        outcome = engine.train([stopped], digits, CPU, stop=counted(looks))
+        assert outcome.left == [stopped]
+        assert stopped.checkpoint.exists()
+        assert not stopped.record.exists()
+    assert checkpoints.load(stopped.checkpoint).state.numbers["step"] == 14
+    (record,) = engine.train([stopped], digits, CPU).records
+    assert same(weights(stopped), weights(whole))
+    expected = records.read(whole.record)
+    assert (record.error, record.curve) == (expected.error, expected.curve)
+    found, wanted = (probes.read(probes.path_of(job.record)) for job in (stopped, whole))
+    assert all(np.array_equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def test_cells_side_by_side_are_what_they_are_alone(digits):
+    alone = jobs("R/FCN", "R/ST-FCN affine", "E/FCN", seeds=(0, 1))
+    for job in alone:
+        engine.train([job], digits, CPU)
+    together = [
+        job._replace(record=Path("t") / job.record.name, checkpoint=Path("t") / job.checkpoint.name)
+        for job in alone
+    ]
+    outcome = engine.train(together, digits, CPU, at_once=4)
+    assert len(outcome.records) == 6
+    for one, other in zip(alone, together, strict=True):
+        assert same(weights(one), weights(other))
+        assert records.read(one.record).curve == records.read(other.record).curve
+
+
+def test_a_deadline(digits):
+    (job,) = jobs("R/FCN", steps=100_000)
+    begin = time.monotonic()
+    outcome = engine.train([job], digits, CPU, deadline=begin + 4)
+    assert time.monotonic() < begin + 4
+    assert outcome.left == [job]
+    assert checkpoints.load(job.checkpoint).state.numbers["step"] > 10
+
+
+def test_two_processes_never_train_one_cell(digits):
+    one, other = jobs("R/FCN", "E/FCN")
+    holder = "lock = filelock.FileLock(sys.argv[1]); lock.acquire(); print('held', flush=True); input()"
+    one.checkpoint.parent.mkdir(parents=True)
+    command = [
+        sys.executable,
+        "-c",
+        f"import filelock, sys; {holder}",
+        str(one.checkpoint.with_suffix(".lock")),
+    ]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        outcome = engine.train([one, other], digits, CPU)
+        assert outcome.busy == [one]
+        assert [record.cell for record in outcome.records] == ["E/FCN"]
+        process.communicate("\n")
+    assert not one.record.exists()
+    assert [record.cell for record in engine.train([one], digits, CPU).records] == ["R/FCN"]
+
+
+def test_a_diverged_run_is_recorded_as_failed(digits):
+    first, second = jobs("R/FCN", "E/FCN")
+    first = first._replace(
+        cell=dataclasses.replace(first.cell, settings=Settings(**SMALL | {"learning_rate": 1e9}))
+    )
+    outcome = engine.train([first, second], digits, CPU, at_once=2)
+    by_cell = {record.cell: record for record in outcome.records}
+    assert by_cell["E/FCN"].status == "done"
+    failed = records.read(first.record)
+    assert (failed.status, failed.error) == ("failed", None)
+    assert failed.reason == "the loss is nan after 6 steps"
+    assert failed.steps == 6
+    assert not first.checkpoint.exists()
+
+
+def test_a_run_stuck_at_chance_is_recorded_as_failed(digits, monkeypatch):
+    monkeypatch.setattr(engine, "STUCK", 85.0)
+    (job,) = jobs("R/FCN", learning_rate=1e-9)
+    (record,) = engine.train([job], digits, CPU).records
+    assert record.status == "failed"
+    assert record.error > 85
+    assert record.reason == f"stuck at chance: {record.error:.1f} % of the answers are wrong"
+
+
+def test_a_checkpoint_of_another_run_is_not_gone_on_with(digits):
+    (job,) = jobs("R/FCN")
+    engine.train([job], digits, CPU, stop=lambda: True)
+    (changed,) = jobs("R/FCN", momentum=0.5)
+    with pytest.raises(checkpoints.CheckpointError, match=r"another run \(momentum=0.9\)"):
+        engine.train([changed], digits, CPU)
+
+
+def test_the_learning_rate_is_that_of_each_step(digits, monkeypatch):
+    """No chunk of steps goes across a change of it."""
+    rates = []
+    step = Run.step
+
+    def noted(run):
+        rates.append(run.rate.item())
+        step(run)
+
+    monkeypatch.setattr(Run, "step", noted)
+    (job,) = jobs("R/FCN", steps=31, curve=1)
+    engine.train([job], digits, CPU)
+    settings = job.cell.settings
+    assert rates == pytest.approx([settings.rate(each) for each in range(31)])
+    assert len(set(rates)) == 3
+
+
+@pytest.mark.parametrize("settings", [Settings(), Settings(steps=7, stages=3, curve=100), Settings(steps=1)])
+def test_stops(settings):
+    stops = engine.stops(settings)
+    assert stops[-1] == settings.steps
+    assert engine.curve_steps(settings) <= set(stops)
+    changes = [step for step in range(1, settings.steps) if settings.rate(step) != settings.rate(step - 1)]
+    assert set(changes) <= set(stops)
+
+
+# ---- stn train ----
+
+
+def started(*arguments):
+    """``stn train`` in a process of its own, in this folder."""
+    command = [sys.executable, "-m", "spatial_transformer.cli", *TRAIN, *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def small(**changes):
+    return [f"{key}={value}" for key, value in {**SMALL, **changes}.items()]
+
+
+def until(condition, seconds=120.0):
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() < begin + seconds
+        time.sleep(0.02)
+
+
+def found(pattern):
+    (path,) = Path().glob(pattern)
+    return path
+
+
+@pytest.mark.slow
+def test_kill_minus_9_loses_little(digits):
+    options = ["--model", "ST-FCN affine", *small(steps=400)]
+    assert main([*TRAIN, *options, "--results", "whole", "--runs", "whole-runs"]) == 0
+    with started(*options, "--save-every", "0.2") as process:
+        until(lambda: list(Path("runs").rglob("*.checkpoint.safetensors")))
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    step = checkpoints.load(found("runs/*/*.checkpoint.safetensors")).state.numbers["step"]
+    assert 0 < step < 400
+    assert not list(Path("results").rglob("*.json"))
+    assert main([*TRAIN, *options]) == 0
+    one, other = (
+        safetensors.load_file(found(f"{runs}/*/*seed0.safetensors")) for runs in ("runs", "whole-runs")
+    )
+    assert same(one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_saves(number):
+    with started("--model", "FCN", *small(steps=100_000)) as process:
+        assert process.stdout.readline() == "R/FCN, seed 0: begins\n"
+        time.sleep(0.5)
+        process.send_signal(number)
+        said = process.communicate(timeout=60)[0]
+    assert process.returncode == 130
+    assert "1 of 1 are not finished; the same command goes on with them" in said
+    assert checkpoints.load(found("runs/*/*.checkpoint.safetensors")).state.numbers["step"] > 0
+
+
+def test_the_command(capsys):
+    options = ["--model", "fcn", "--seed", "0,1", *small()]
+    assert main([*TRAIN, *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "R/FCN, seed 0: begins"
+    assert "[2 of 2]" in lines[-1]
+    assert len(list(Path("results/distorted-mnist").glob("*.json"))) == 2
+    assert main([*TRAIN, *options]) == 0
+    assert capsys.readouterr().out == "every cell has its record; `stn table` shows them\n"
+
+
+def test_settings_after_options(capsys):
+    assert main([*TRAIN, "--model", "FCN", *small(), "--seed", "3", "batch=8"]) == 0
+    record = records.read(found("results/*/*.json"))
+    assert (record.seed, record.settings["batch"], record.settings["steps"]) == (3, 8, 30)
+
+
+def test_records_of_changed_runs_are_told_apart():
+    assert main([*TRAIN, "--model", "FCN", *small()]) == 0
+    assert main([*TRAIN, "--model", "FCN", *small(momentum=0.5)]) == 0
+    assert len(list(Path("results").rglob("*.json"))) == 2
+    assert all("digits=UCI-digits" in path.name for path in Path("results").rglob("*.json"))
+
+
+def test_failed_runs_and_again(capsys):
+    options = ["--model", "FCN", *small(learning_rate=1e9)]
+    assert main([*TRAIN, *options]) == 1
+    assert "FAILED, the loss is nan" in capsys.readouterr().out
+    assert main([*TRAIN, *options]) == 0
+    assert "every cell has its record" in capsys.readouterr().out
+    assert main([*TRAIN, *options, "--again"]) == 1
+
+
+def test_a_time_limit(capsys):
+    assert main([*TRAIN, "--model", "FCN", *small(steps=100_000), "--time-limit", "4"]) == 3
+    assert "1 of 1 are not finished" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["step=3"], "there is no setting 'step'; did you mean steps?"),
+        (["steps=many"], "steps must be a whole number, got 'many'"),
+        (["steps"], "a setting must be given as KEY=VALUE, got 'steps'"),
+        (["--model", "ST-FCN afine"], "did you mean ST-FCN affine?"),
+        (["--data", "RST"], "data must be one of R, RTS, P, E, got 'RST'; did you mean RTS?"),
+        (["--device", "abacus"], "--device abacus:"),
+        (["parameters=10"], "parameters must be at least"),
+    ],
+)
+def test_bad_arguments(arguments, message, capsys):
+    assert main(["train", "distorted-mnist", "--digits", "packaged", *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--seed", "a"], ["--seed", "-1"], ["--time-limit", "soon"], ["--at-once", "0"]]
+)
+def test_arguments_that_do_not_parse(arguments, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([*TRAIN, *arguments])
+
+
+def test_spans():
+    assert [span(text) for text in ("90", "1.5", "25m", "1h30m", "1h1m1s")] == [90, 1.5, 1500, 5400, 3661]
+
+
+# ---- what is shown ----
+
+
+def test_lines(digits, monkeypatch):
+    monkeypatch.setattr("spatial_transformer.experiments.display.QUIET", 0.0)
+    said = []
+    (job,) = jobs("R/FCN")
+    with Lines(1, said.append) as watcher:
+        (record,) = engine.train([job], digits, CPU, watcher=watcher).records
+    assert said[0] == "R/FCN, seed 0: begins"
+    assert "R/FCN, seed 0: step 6 of 30" in said[-6] or any("step 30 of 30, loss" in line for line in said)
+    assert any("images a second" in line for line in said)
+    assert said[-1].startswith(f"R/FCN, seed 0: {record.error:.2f} % of UCI digits wrong")
+
+
+def test_the_live_table(digits):
+    console = pytest.importorskip("rich.console").Console(width=120, file=io.StringIO(), record=True)
+    seen = []
+
+    class Seen(Table):
+        def went_on(self, under_way, steps, seconds):
+            super().went_on(under_way, steps, seconds)
+            console.print(self.drawn())
+            seen.append(console.export_text())
+
+    with Seen(1, console) as watcher:
+        engine.train(jobs("R/FCN"), digits, CPU, watcher=watcher)
+    assert "R/FCN, seed 0" in seen[-1]
+    assert "30 / 30" in seen[-1]
+    assert "0 of 1 done" in seen[-1]
+    assert "images a second" in seen[-1]
+    assert "% of UCI digits wrong" in console.file.getvalue()
+
+
+def test_durations():
+    assert [duration(seconds) for seconds in (0.4, 59.4, 61, 3661)] == ["0 s", "59 s", "1:01", "1:01:01"]
+
+
+def test_signals_are_given_back():
+    before = signal.getsignal(signal.SIGINT)
+    with asked_to_stop() as stop:
+        assert not stop()
+        signal.raise_signal(signal.SIGINT)
+        assert stop()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+# ---- on a GPU ----
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_captured_steps_are_steps(digits):
+    """What runs in a graph, side by side, is what runs alone, step by step."""
+    names = ["R/FCN", "RTS/ST-FCN affine", "P/ST-CNN projective", "E/ST-CNN spline", "E/CNN"]
+    cells = [job.cell for job in jobs(*names, parameters=150_000)]
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    alone, together = ([Run(cell, 1, digits, "cuda") for cell in cells] for _ in range(2))
+    Lockstep(together).advance(5)
+    for one, other in zip(alone, together, strict=True):
+        one.set_rate()
+        for _ in range(5):
+            one.step()
+        assert other.step_number == 5
+        assert one.random.state() == other.random.state()
+        assert (one.weights - other.weights).abs().max() < 1e-4
+        assert not torch.equal(other.weights, Run(other.cell, 1, digits, "cuda").weights)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_cells_on_a_gpu(digits):
+    wanted = jobs("R/FCN", "R/ST-FCN affine", "E/ST-CNN spline", seeds=(0, 1), parameters=150_000, steps=60)
+    device = torch.device("cuda")
+    first = engine.train(wanted, digits, device, at_once=8, stop=counted(6))
+    assert len(first.left) == 6
+    outcome = engine.train(wanted, digits, device, at_once=8)
+    assert [record.status for record in outcome.records] == ["done"] * 6
+    assert all(math.isfinite(point.loss) for record in outcome.records for point in record.curve)
