@@ -33,7 +33,6 @@ from .spec import Cell, Data, Experiment
 PICTURES = ("overview", "cases", "curves", "means", "animation")
 
 CASES = 8  # images on a picture
-EACH = 3  # of each kind of data on an overview
 CELLS, ALONG = 8, 33  # of a lattice: squares along each axis, points of a line
 GRID = "#ff5a36"  # seen on a black ground, on a white stroke, and on both at once
 GROUND = "#2b303b"  # around an image: none of its own colours
@@ -362,20 +361,22 @@ def cases_title(one: Trained, count: int, total: int, saved: int, base: tuple[st
 
 def overview(title: str, columns: Sequence[tuple[Trained, Shown, tuple[str, Any] | None]]) -> Any:
     """Cases of several kinds of data side by side, as in the paper."""
-    count = EACH * len(columns)
-    made, table = panels(("input and grid", "output"), count, 0.97, above=1.0, below=0.56, group=EACH)
+    each = max(2, CASES // len(columns))
+    rows, count = ("input and grid", "output"), each * len(columns)
+    made, table = panels(rows, count, 1.0, above=1.0, below=0.78, group=each)
     height = made.get_size_inches()[1]
     for at, (one, shown, base) in enumerate(columns):
-        numbers = chosen_cases(one, shown.labels, base[1] if base else None)[0][:EACH]
-        pairs = table.T[EACH * at : EACH * at + len(numbers)]
+        numbers = chosen_cases(one, shown.labels, base[1] if base else None)[0][:each]
+        pairs = table.T[each * at : each * at + len(numbers)]
         draw_cases(pairs, one, shown, base, numbers)
         heading = f"{one.cell.data.kind}: {one.cell.model.name}"
-        left = table[0, EACH * at].get_position().x0
+        left = table[0, each * at].get_position().x0
         made.text(left, 1 - 0.48 / height, heading, va="top", fontsize=11, color=INK, weight="bold")
     for axes in made.axes:
         if not axes.images:  # fewer test images than there is room for
             axes.set_visible(False)
-    entitle(made, title, "above: the label, and the angle of an affine grid; below: what the networks say")
+    footer = "above: the label, and the angle of an affine grid; below: what the networks say"
+    entitle(made, f"{title}: what spatial transformers make of test images", footer)
     return made
 
 
