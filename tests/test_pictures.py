@@ -188,6 +188,22 @@ def test_cases_show_lattice_output_and_answers(one, shown, base):
         ]
 
 
+def test_the_base_network_is_of_the_same_seed_and_has_not_failed(tmp_path):
+    one = made_up(WITH, np.zeros((1, 6), np.float16))
+    one = one._replace(result=one.result._replace(record=record_of(CELLS[WITH], 2, 1.0, [])))
+    runs = []
+    for seed, failed in ((0, "nan"), (1, None), (2, None)):
+        path = tmp_path / f"{seed}.json"
+        status = {"status": "failed" if failed else "done", "reason": failed}
+        runs.append(results.Result(path, record_of(CELLS[WITHOUT], seed, 1.0, [], **status), {}))
+        probes.write(probes.of(torch.tensor([seed]), torch.zeros(1, 0), []), probes.path_of(path))
+    for count, seed in ((3, 2), (2, 1)):
+        name, answers = pictures.base_of(one, {WITHOUT: runs[:count]})
+        assert (name, answers.tolist()) == ("FCN", [seed])
+    assert pictures.base_of(one, {WITHOUT: runs[:1]}) is None
+    assert pictures.base_of(one, {}) is None
+
+
 def test_the_angle_of_an_affine_grid():
     turned = [[1.3 * np.cos(0.5), -1.3 * np.sin(0.5), 0, 1.3 * np.sin(0.5), 1.3 * np.cos(0.5), 0]]
     one = made_up(WITH, np.array([*turned, [1, 0, 0, -0.001, 1, 0]], np.float16))

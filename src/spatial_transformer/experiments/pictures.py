@@ -184,12 +184,10 @@ def opened(cell: Cell, results: Sequence[Result], say: Say) -> Trained | None:
 def base_of(one: Trained, found: dict[str, list[Result]]) -> tuple[str, Any] | None:
     """The name of the network without a transformer, and its answers; of the same seed where there is one."""
     name = one.cell.model.classifier
-    runs = sorted(
-        found.get(f"{one.cell.data.kind}/{name}", []),
-        key=lambda result: result.record.seed != one.result.record.seed,
-    )
-    kept = [probes.path_of(result.path) for result in runs if probes.path_of(result.path).exists()]
-    return (name, probes.read(kept[0]).predictions) if kept else None
+    runs = [run for run in found.get(f"{one.cell.data.kind}/{name}", []) if run.record.status == "done"]
+    runs.sort(key=lambda run: run.record.seed != one.result.record.seed)
+    paths = [path for run in runs if (path := probes.path_of(run.path)).exists()]
+    return (name, probes.read(paths[0]).predictions) if paths else None
 
 
 def loaded(wanted: Wanted, data_dir: Path | None) -> DigitSet:
@@ -420,8 +418,8 @@ def means(one: Trained, shown: Shown) -> Any:
 
 def curves(title: str, runs: Sequence[tuple[Cell, Sequence[Result]]]) -> Any:
     """Training error over steps, a line for each model (the mean of its seeds); dots are test errors."""
-    made = figure(8.6, 4.3)
-    axes = made.subplots(gridspec_kw={"left": 0.085, "right": 0.675, "top": 0.88, "bottom": 0.135})
+    made = figure(8.9, 4.3)
+    axes = made.subplots(gridspec_kw={"left": 0.085, "right": 0.66, "top": 0.88, "bottom": 0.135})
     for cell, results in runs:
         records = [result.record for result in results]
         colour = COLOURS[cell.model.classifier][cell.model.transformer]
@@ -439,6 +437,7 @@ def curves(title: str, runs: Sequence[tuple[Cell, Sequence[Result]]]) -> Any:
     axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(5, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set_xlim(left=0)
     axes.set_xlabel("steps", fontsize=10, color=INK)
@@ -455,7 +454,7 @@ def curves(title: str, runs: Sequence[tuple[Cell, Sequence[Result]]]) -> Any:
     legend.get_title().set_color(FAINT)
     made.text(0.085, 0.965, f"{title}: training error", va="top", fontsize=12.5, color=INK)
     note = "lines: training batches\ndots: test set"
-    made.text(0.695, 0.04, note, va="bottom", fontsize=9, color=FAINT, linespacing=1.4)
+    made.text(0.68, 0.04, note, va="bottom", fontsize=9, color=FAINT, linespacing=1.4)
     return made
 
 

@@ -16,7 +16,7 @@ ABOVE = "▲"
 NONE = "-"
 
 LEGEND = (
-    "Error in percent: ours, mean ± deviation over (so many) seeds, / the paper's. "
+    "Error in percent: ours, mean ± sample deviation (number of seeds) / the paper's. "
     f"**Bold**: at or below the paper's. {ABOVE}: above it by more than 0.2 points, "
     f"or 0.1 where the paper's is under 1 %. {NONE}: not trained."
 )
