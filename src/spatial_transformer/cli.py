@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .experiments import training
+from .experiments import reports, training
 from .experiments.data import commands as data
 from .info import info
 from .version import __version__
@@ -23,12 +23,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     data.add(commands)
     training.add(commands)
+    reports.add(commands)
     given, rest = parser.parse_known_args(arguments)
-    if rest and given.command == "train" and not any(word.startswith("-") for word in rest):
+    if rest and hasattr(given, "settings") and not any(word.startswith("-") for word in rest):
         given.settings += rest  # `stn train EXPERIMENT --seed 1 steps=10`: argparse leaves them over
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    run = {"info": print_info, "data": data.run, "train": training.run}[given.command]
+    runs = {"info": print_info, "data": data.run, "train": training.run}
+    run = {**runs, **dict.fromkeys(reports.COMMANDS, reports.run)}[given.command]
     try:
         return run(given)
     except BrokenPipeError:  # `stn info | head`: the reader has seen enough

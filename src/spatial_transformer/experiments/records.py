@@ -124,7 +124,11 @@ def path_of(folder: Path, experiment: str, cell: str, seed: int, changed: dict[s
     return folder / experiment / f"{'-'.join(parts)}-seed{seed}.json"
 
 
+def paths(experiment: str, folder: Path) -> list[Path]:
+    """Where all records of an experiment are."""
+    return sorted((folder / experiment).glob("*.json"))
+
+
 def of(experiment: str, folder: Path) -> Iterator[Record]:
     """All records of an experiment."""
-    for path in sorted((folder / experiment).glob("*.json")):
-        yield read(path)
+    return map(read, paths(experiment, folder))

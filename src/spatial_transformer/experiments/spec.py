@@ -92,6 +92,15 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """What the paper says of a table: of each pair of cells the first errs less than the second."""
+
+    text: str
+    pairs: tuple[tuple[str, str], ...]  # of names of cells
+    within: float | None = None  # points by which the first may err more; None: it must err less
+
+
+@dataclass(frozen=True)
 class Experiment:
     """A table of the paper."""
 
@@ -102,6 +111,7 @@ class Experiment:
     paper: Mapping[str, float]  # the paper's error in percent, by the name of the cell
     departures: tuple[str, ...]  # what the paper leaves open or has otherwise, a sentence each
     settings: Settings = Settings()
+    claims: tuple[Claim, ...] = ()
 
     @property
     def cells(self) -> list[Cell]:

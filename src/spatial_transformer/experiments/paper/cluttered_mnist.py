@@ -14,7 +14,7 @@ ST-CNN  1.7
 
 from __future__ import annotations
 
-from ..spec import Data, Experiment, Model
+from ..spec import Claim, Data, Experiment, Model
 
 EXPERIMENT = Experiment(
     name="cluttered-mnist",
@@ -35,5 +35,13 @@ EXPERIMENT = Experiment(
         "The transformer gives 56 px, pooled to 28.",
         "Digits and patches lie at whole pixels; where they meet, the brighter value stays.",
         "The FCN has 108 units a layer: 128, the least that the text gives, are 480,000 parameters at 60 px.",
+    ),
+    claims=(
+        Claim(
+            "A network with a spatial transformer errs less than its base network.",
+            (("TC/ST-FCN", "TC/FCN"), ("TC/ST-CNN", "TC/CNN")),
+        ),
+        Claim("The ST-CNN errs less than the ST-FCN.", (("TC/ST-CNN", "TC/ST-FCN"),)),
+        Claim("The ST-FCN, without a convolution, errs less than the CNN.", (("TC/ST-FCN", "TC/CNN"),)),
     ),
 )

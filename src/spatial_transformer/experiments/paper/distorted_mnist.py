@@ -18,7 +18,7 @@ ST-CNN spline       0.7   0.5   0.8   1.1
 
 from __future__ import annotations
 
-from ..spec import Data, Experiment, Model
+from ..spec import Claim, Data, Experiment, Model
 
 FAMILIES = ("affine", "projective", "spline")
 
@@ -50,6 +50,49 @@ DEPARTURES = (
     "The CNNs have 85 to 90 filters a layer and not 32 to 64, which do not reach 400,000 parameters.",
 )
 
+CLAIMS = (
+    Claim(
+        "A network with a spatial transformer errs less than its base network, whatever the distortion.",
+        tuple(
+            (f"{data.kind}/ST-{base} {family}", f"{data.kind}/{base}")
+            for data in DATA
+            for base in ("FCN", "CNN")
+            for family in FAMILIES
+        ),
+    ),
+    Claim(
+        "ST-CNNs err less than ST-FCNs.",
+        tuple(
+            (f"{data.kind}/ST-CNN {family}", f"{data.kind}/ST-FCN {family}")
+            for data in DATA
+            for family in FAMILIES
+        ),
+    ),
+    Claim(
+        "On RTS the ST-FCN (affine, spline) reaches the CNN, within 0.1 points: "
+        "a transformer is another way to spatial invariance.",
+        (("RTS/ST-FCN affine", "RTS/CNN"), ("RTS/ST-FCN spline", "RTS/CNN")),
+        within=0.1,
+    ),
+    Claim(
+        "On E the spline is the best of the families.",
+        tuple(
+            (f"E/ST-{base} spline", f"E/ST-{base} {family}")
+            for base in ("FCN", "CNN")
+            for family in FAMILIES[:2]
+        ),
+    ),
+    Claim(
+        "The spline does not overfit on R: it errs no more than the other families, within 0.1 points.",
+        tuple(
+            (f"R/ST-{base} spline", f"R/ST-{base} {family}")
+            for base in ("FCN", "CNN")
+            for family in FAMILIES[:2]
+        ),
+        within=0.1,
+    ),
+)
+
 EXPERIMENT = Experiment(
     name="distorted-mnist",
     title="Distorted MNIST",
@@ -67,4 +110,5 @@ EXPERIMENT = Experiment(
         "P: 28 px; the corners of the region that is read move, by 5 px along each axis of the digit.",
         "E: 28 px; the points of the scaled picture move, and pixels are read through the inverse.",
     ),
+    claims=CLAIMS,
 )

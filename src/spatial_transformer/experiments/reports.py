@@ -1,0 +1,86 @@
+"""``stn table`` and ``stn draw``: what the records say, as tables and as pictures."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import catalogue, pictures, results, tables
+from .data import mnist, uci_digits
+from .data.places import VARIABLE
+from .results import Wanted
+from .spec import Experiment
+
+COMMANDS = ("table", "draw")
+DIGITS = {"mnist": mnist.NAME, "packaged": uci_digits.NAME}
+
+
+def add(commands: Any) -> None:
+    """Adds ``table`` and ``draw`` to the commands of ``stn``."""
+    table = commands.add_parser("table", help="a table of the paper, with our numbers beside its own")
+    draw = commands.add_parser("draw", help="pictures of what trained networks do")
+    for parser in (table, draw):
+        names = ", ".join(catalogue.EXPERIMENTS)
+        parser.add_argument("experiment", choices=catalogue.EXPERIMENTS, metavar="EXPERIMENT", help=names)
+        parser.add_argument("--results", type=Path, default=Path("results"), help="where the records are")
+        parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="of runs with these changed")
+        parser.add_argument("--digits", choices=DIGITS, default="mnist", help="of runs on these (mnist)")
+    table.add_argument("--brief", action="store_true", help="the table alone")
+    table.add_argument("--all", action="store_true", help="every run in a list, whatever its settings")
+    table.add_argument("--out", type=Path, metavar="FILE.md", help="also written here, or in its place there")
+    draw.add_argument("--model", action="append", default=[], help="only this row; can be repeated")
+    draw.add_argument("--data", action="append", default=[], help="only this column; can be repeated")
+    draw.add_argument("--seed", type=int, help="of this run; of the first there is if not given")
+    draw.add_argument(
+        "--only", action="append", default=[], choices=pictures.PICTURES, help="only this; can be repeated"
+    )
+    draw.add_argument("--out", type=Path, default=Path("pictures"), help="the folder to write to")
+    draw.add_argument("--data-dir", type=Path, help=f"look here first, before ${VARIABLE} and the cache")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Runs one of the two commands and gives its exit status."""
+    experiment = catalogue.EXPERIMENTS[given.experiment]
+    wanted = asked(experiment, given.settings, given.digits)
+    found = results.of(experiment, given.results)
+    return {"table": table, "draw": draw}[given.command](experiment, found, wanted, given)
+
+
+def asked(experiment: Experiment, assignments: Sequence[str], digits: str) -> Wanted:
+    """Settings as ``KEY=VALUE``, and the digits as the command line has them."""
+    for text in assignments:
+        if "=" not in text:
+            raise ValueError(f"a setting must be given as KEY=VALUE, got {text!r}")
+    settings = experiment.settings.changed(dict(text.split("=", 1) for text in assignments))
+    return Wanted(results.changed(vars(settings), experiment.settings), DIGITS[digits])
+
+
+def table(
+    experiment: Experiment, found: list[results.Result], wanted: Wanted, given: argparse.Namespace
+) -> int:
+    made = tables.listing(found) if given.all else tables.table(experiment, found, wanted, brief=given.brief)
+    print(made)
+    if given.out is not None:
+        command = tables.command(experiment, wanted, brief=given.brief, every=given.all)
+        tables.put(made, command, given.out)
+    return 0
+
+
+def draw(
+    experiment: Experiment, found: list[results.Result], wanted: Wanted, given: argparse.Namespace
+) -> int:
+    made = pictures.draw(
+        experiment,
+        catalogue.chosen(experiment, given.model, given.data),
+        found,
+        wanted,
+        seed=given.seed,
+        only=given.only or pictures.PICTURES,
+        out=given.out,
+        data_dir=given.data_dir,
+    )
+    for path in made:
+        print(path, flush=True)
+    return 0

@@ -1,0 +1,85 @@
+"""The records that a table or a picture is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import records
+from .data import mnist
+from .records import Record, RecordError
+from .spec import Experiment, Settings
+
+
+class Result(NamedTuple):
+    """A record, where it is, and what was done otherwise than the experiment says."""
+
+    path: Path
+    record: Record
+    changed: dict[str, Any]  # settings
+
+    @property
+    def digits(self) -> str:
+        """Which digits; "MNIST, 10,000 held out" are MNIST, and a changed setting."""
+        return self.record.digits.split(",")[0]
+
+
+class Wanted(NamedTuple):
+    """Which records count."""
+
+    changed: Mapping[str, Any]  # settings
+    digits: str
+
+    def counts(self, result: Result) -> bool:
+        return result.changed == self.changed and result.digits == self.digits
+
+    @property
+    def options(self) -> str:
+        """As they are given on the command line, a space before each."""
+        settings = f" {assigned(self.changed)}" if self.changed else ""
+        return settings + (" --digits packaged" if self.digits != mnist.NAME else "")
+
+
+AS_THE_PAPER = Wanted({}, mnist.NAME)  # what stands beside its numbers
+
+
+def assigned(changed: Mapping[str, Any]) -> str:
+    """
+    >>> assigned({"steps": 3000, "batch": 64})
+    'batch=64 steps=3000'
+    """
+    return " ".join(f"{name}={value}" for name, value in sorted(changed.items()))
+
+
+def changed(settings: Mapping[str, Any], usual: Settings) -> dict[str, Any]:
+    """Those settings that are not the usual ones."""
+    known = dataclasses.asdict(usual)
+    return {name: value for name, value in settings.items() if name not in known or known[name] != value}
+
+
+def of(experiment: Experiment, folder: Path) -> list[Result]:
+    """All results of an experiment. What is no record of it, or is there twice, is refused by name."""
+    cells = {cell.name for cell in experiment.cells}
+    found = []
+    seen: dict[tuple[Any, ...], Path] = {}
+    for path in records.paths(experiment.name, folder):
+        record = records.read(path)
+        if record.experiment != experiment.name or record.cell not in cells:
+            raise RecordError(f"{path} is of {record.experiment} {record.cell}, no cell of {experiment.name}")
+        result = Result(path, record, changed(record.settings, experiment.settings))
+        run = (record.cell, record.seed, record.digits, assigned(result.changed))
+        if run in seen:
+            raise RecordError(f"{path} is of the same run as {seen[run]}: {record.cell}, seed {record.seed}")
+        seen[run] = path
+        found.append(result)
+    return found
+
+
+def by_cell(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """Results by the names of their cells, seed by seed."""
+    found: dict[str, list[Result]] = {}
+    for result in sorted(results, key=lambda result: result.record.seed):
+        found.setdefault(result.record.cell, []).append(result)
+    return found

@@ -1,0 +1,244 @@
+"""A table of the paper with our numbers beside its own, out of the records alone: ``stn table``."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from .data.fetch import in_one_step
+from .results import AS_THE_PAPER, Result, Wanted, assigned, by_cell
+from .spec import Cell, Claim, Experiment
+
+ABOVE = "▲"
+NONE = "-"
+
+LEGEND = (
+    "Error in percent: ours, mean ± sample deviation (number of seeds) / the paper's. "
+    f"**Bold**: at or below the paper's. {ABOVE}: above it by more than 0.2 points, "
+    f"or 0.1 where the paper's is under 1 %. {NONE}: not trained."
+)
+
+
+class Summary(NamedTuple):
+    """What the runs of one cell came to."""
+
+    errors: list[float]  # of those that are done
+    failed: int
+
+    @property
+    def mean(self) -> float | None:
+        """Rounded to what float arithmetic leaves of a hundredth."""
+        return round(statistics.mean(self.errors), 6) if self.errors else None
+
+
+def summary(results: Iterable[Result]) -> Summary:
+    found = [result.record for result in results]
+    done = [record.error for record in found if record.status == "done" and record.error is not None]
+    return Summary(done, len(found) - len(done))
+
+
+def table(
+    experiment: Experiment, results: Sequence[Result], wanted: Wanted = AS_THE_PAPER, *, brief: bool = False
+) -> str:
+    """Markdown: the table, and unless it is to be brief what stands behind it."""
+    counted = [result for result in results if wanted.counts(result)]
+    cells = {name: summary(found) for name, found in by_cell(counted).items()}
+    parts = ["\n".join(grid(experiment, cells)), LEGEND]
+    if wanted != AS_THE_PAPER:
+        parts.insert(0, f"**Not the paper's settings or digits:{wanted.options}.**")
+    if not brief:
+        means = {name: found.mean for name, found in cells.items() if found.mean is not None}
+        claims = [verdict(claim, means) for claim in experiment.claims]
+        departures = experiment.departures
+        parts += [
+            bullets("What the paper says of it, and whether these numbers bear it out:", claims),
+            bullets("Where this is not the paper's recipe, or the paper does not say:", departures),
+            bullets("How the numbers came about:", facts(experiment, counted)),
+        ]
+        if failures := list(failed(counted)):
+            parts.append(bullets("Runs that failed:", failures))
+        if others := left_out(experiment, results, wanted):
+            parts.append(others)
+    return "\n\n".join(part for part in parts if part)
+
+
+def bullets(title: str, lines: Iterable[str]) -> str:
+    found = [f"- {line}" for line in lines]
+    return "\n".join([title, "", *found]) if found else ""
+
+
+def rows(header: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *lines)]
+
+
+# Numbers
+
+
+def grid(experiment: Experiment, cells: Mapping[str, Summary]) -> list[str]:
+    by_name = {cell.name: cell for cell in experiment.cells}
+    lines = [
+        [
+            model.name,
+            *(number(by_name[name], cells.get(name)) for name in names_of(experiment, model.name)),
+        ]
+        for model in experiment.models
+    ]
+    return rows(["model", *(data.kind for data in experiment.data)], lines)
+
+
+def names_of(experiment: Experiment, model: str) -> list[str]:
+    return [f"{data.kind}/{model}" for data in experiment.data]
+
+
+def number(cell: Cell, found: Summary | None) -> str:
+    """Such as ``**0.66 ± 0.03** (3) / 0.7``."""
+    paper = "" if cell.paper is None else f" / {cell.paper:.1f}"
+    if found is None:
+        return NONE + paper
+    shown = []
+    if found.mean is not None:
+        count = len(found.errors)
+        ours = f"{found.mean:.2f}" + (f" ± {statistics.stdev(found.errors):.2f}" if count > 1 else "")
+        if cell.paper is not None and found.mean <= cell.paper:
+            ours = f"**{ours}**"
+        mark = f" {ABOVE}" if is_above(found.mean, cell.paper) else ""
+        shown.append(f"{ours} ({count}){mark}")
+    if found.failed:
+        shown.append(f"failed: {found.failed} of {found.failed + len(found.errors)}")
+    return ", ".join(shown) + paper
+
+
+def is_above(mean: float, paper: float | None) -> bool:
+    return paper is not None and round(mean - paper, 6) > (0.1 if paper < 1 else 0.2)
+
+
+# Claims
+
+
+def verdict(claim: Claim, means: Mapping[str, float]) -> str:
+    """Whether a claim holds, and by which cells: the closest where it does, all that say no where not."""
+    known = [(means[a], a, means[b], b) for a, b in claim.pairs if a in means and b in means]
+    broken = [pair for pair in known if not holds(claim, pair[0], pair[2])]
+    if broken:
+        short = f"does not hold, in {len(broken)} of {len(known)} comparisons"
+        why = ", ".join(f"{a} {x:.2f} and {b} {y:.2f}" for x, a, y, b in broken)
+    elif len(known) < len(claim.pairs):
+        short, why = "not known yet", f"{len(known)} of {len(claim.pairs)} comparisons made"
+        why += ", which bear it out" if known else ""
+    else:
+        short = "holds"
+        x, a, y, b = max(known, key=lambda pair: pair[0] - pair[2])
+        why = f"closest: {a} {x:.2f} and {b} {y:.2f}" if len(known) > 1 else f"{a} {x:.2f} and {b} {y:.2f}"
+    return f"**{short}**: {claim.text} ({why})"
+
+
+def holds(claim: Claim, first: float, second: float) -> bool:
+    return first < second if claim.within is None else round(first - second, 6) <= claim.within
+
+
+# What stands behind the numbers
+
+
+def facts(experiment: Experiment, counted: Sequence[Result]) -> Iterator[str]:
+    found = [result.record for result in counted]
+    cells = {record.cell for record in found if record.status == "done"}
+    yield f"{len(cells)} of {len(experiment.cells)} cells, {len(found)} runs."
+    if not found:
+        yield f"`stn train {experiment.name}` makes them."
+        return
+    yield f"Learnable parameters of a network: {span([record.parameters for record in found])}."
+    yield f"Steps: {span([record.steps for record in found])}."
+    yield f"Devices: {counts(record.device for record in found)}."
+    torch = {record.versions.get("torch", "unknown") for record in found}
+    yield f"Commits: {counts(record.commit[:10] for record in found)}; torch {', '.join(sorted(torch))}."
+    dates = sorted({record.date[:10] for record in found})
+    yield f"Dates: {dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}."
+    yield f"Time of all runs together: {duration(sum(record.seconds for record in found))}."
+
+
+def span(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def counts(values: Iterable[str]) -> str:
+    """
+    >>> counts(["a", "b", "b"])
+    'b (2), a (1)'
+    >>> counts(["a", "a"])
+    'a'
+    """
+    every = list(values)
+    kinds = sorted(set(every), key=lambda value: (-every.count(value), value))
+    return kinds[0] if len(kinds) == 1 else ", ".join(f"{kind} ({every.count(kind)})" for kind in kinds)
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(40), duration(4000), duration(360_000)
+    ('40 s', '1 h 7 min', '100 h 0 min')
+    """
+    minutes = round(seconds / 60)
+    return f"{seconds:.0f} s" if seconds < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def failed(counted: Iterable[Result]) -> Iterator[str]:
+    for record in (result.record for result in counted):
+        if record.status == "failed":
+            yield f"{record.cell}, seed {record.seed}, after {record.steps:,} steps: {record.reason}"
+
+
+def left_out(experiment: Experiment, results: Sequence[Result], wanted: Wanted) -> str:
+    others = [result for result in results if not wanted.counts(result)]
+    if not others:
+        return ""
+    usual = "the paper's settings and digits"
+    groups = counts(Wanted(one.changed, one.digits).options.strip() or usual for one in others)
+    runs = f"{len(others)} run{'s' if len(others) > 1 else ''}"
+    return (
+        f"Not in the table: {runs} with other settings or digits: {groups}. "
+        f"`stn table {experiment.name}` with these options makes a table of them, with `--all` a list."
+    )
+
+
+def listing(results: Iterable[Result]) -> str:
+    """Markdown: every run, whatever its settings and digits."""
+    header = ["cell", "seed", "digits", "changed settings", "error", "paper's", "steps", "date", "commit"]
+    lines = []
+    for result in sorted(results, key=lambda one: (one.record.cell, str(one.changed), one.record.seed)):
+        record = result.record
+        error = f"{record.error:.2f}" if record.error is not None else ""
+        if record.status == "failed":
+            error = f"{error} failed: {record.reason}".strip()
+        paper = NONE if record.paper is None else f"{record.paper:.1f}"
+        kept = [record.cell, str(record.seed), record.digits, assigned(result.changed) or NONE, error, paper]
+        lines.append([*kept, f"{record.steps:,}", record.date[:10], record.commit[:10]])
+    return "\n".join(rows(header, lines))
+
+
+# Documents
+
+
+def command(experiment: Experiment, wanted: Wanted, *, brief: bool = False, every: bool = False) -> str:
+    """What makes a table, and marks its place in a document."""
+    return f"stn table {experiment.name}{wanted.options}{' --brief' * brief}{' --all' * every}"
+
+
+def put(text: str, command: str, path: Path) -> None:
+    """Writes a table into a document: between ``<!-- COMMAND -->`` and ``<!-- end -->`` where it has these,
+    as the whole of it, with the two, where there is none."""
+    begin, end = f"<!-- {command} -->", "<!-- end -->"
+    block = f"{begin}\n\n{text}\n\n{end}"
+    if path.exists():
+        document = path.read_text(encoding="utf-8")
+        pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", flags=re.DOTALL)
+        block, places = pattern.subn(lambda found: block, document)
+        if not places:
+            raise ValueError(f"{path} is there and has no place for the table: put {begin} and {end} into it")
+    else:
+        block += "\n"
+    with in_one_step(path) as file:
+        file.write(block.encode())

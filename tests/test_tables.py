@@ -1,0 +1,317 @@
+"""Tables out of records: what counts, how it is shown, and what is said of the paper's claims."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from spatial_transformer import cli
+from spatial_transformer.experiments import records, results, tables
+from spatial_transformer.experiments.catalogue import EXPERIMENTS
+from spatial_transformer.experiments.records import Point, Record, RecordError
+from spatial_transformer.experiments.results import AS_THE_PAPER, Wanted
+from spatial_transformer.experiments.spec import Claim
+
+DISTORTED, CLUTTERED = EXPERIMENTS["distorted-mnist"], EXPERIMENTS["cluttered-mnist"]
+
+
+def put(folder, cell, error, seed=0, experiment=DISTORTED, changed=None, **fields):
+    """A made-up record, where the engine would put it."""
+    changed = changed or {}
+    named = {one.name: one for one in experiment.cells}
+    settings = dataclasses.replace(experiment.settings, **changed)
+    given = {
+        "experiment": experiment.name, "cell": cell, "seed": seed, "status": "done", "reason": None,
+        "error": error, "paper": named[cell].paper, "digits": "MNIST", "steps": settings.steps,
+        "seconds": 1800.0, "device": "a device", "commit": "c" * 40, "date": "2026-01-01T10:00:00",
+        "versions": {"torch": "2.13"}, "settings": dataclasses.asdict(settings), "parameters": 400_000,
+        "curve": [Point(500, 1.5, 40.0)], **fields,
+    }  # fmt: skip
+    path = records.path_of(folder, experiment.name, cell, seed, changed)
+    if given["digits"] != "MNIST":
+        path = path.with_stem(f"{path.stem}-stand-in")
+    records.write(Record(**given), path)
+    return path
+
+
+def made(folder, experiment=DISTORTED, wanted=AS_THE_PAPER, **options):
+    return tables.table(experiment, results.of(experiment, folder), wanted, **options)
+
+
+def row(text, model):
+    """The cells of a model's row, by column."""
+    lines = [[part.strip() for part in line.strip("|").split("|")] for line in text.splitlines()]
+    header = next(line for line in lines if line[0] == "model")
+    found = next(line for line in lines if line[0] == model)
+    return dict(zip(header[1:], found[1:], strict=True))
+
+
+# Cells
+
+
+def test_cells_without_records_are_dashes_beside_the_papers(tmp_path):
+    text = made(tmp_path)
+    assert row(text, "FCN") == {"R": "- / 2.1", "RTS": "- / 5.2", "P": "- / 3.1", "E": "- / 3.2"}
+    assert "0 of 32 cells, 0 runs" in text
+    assert "`stn train distorted-mnist` makes them" in text
+
+
+def test_a_cell_has_mean_deviation_and_count(tmp_path):
+    for seed, error in enumerate((0.63, 0.66, 0.69)):
+        put(tmp_path, "R/ST-CNN affine", error, seed)
+    put(tmp_path, "RTS/ST-CNN affine", 0.55)
+    found = row(made(tmp_path), "ST-CNN affine")
+    assert found["R"] == "**0.66 ± 0.03** (3) / 0.7"
+    assert found["RTS"] == "0.55 (1) / 0.5"
+    assert found["P"] == "- / 0.8"
+
+
+@pytest.mark.parametrize(
+    ("cell", "error", "shown"),
+    [
+        ("R/FCN", 2.1, "**2.10** (1) / 2.1"),
+        ("R/FCN", 2.11, "2.11 (1) / 2.1"),
+        ("E/CNN", 1.6, "1.60 (1) / 1.4"),  # in floats they are more than 0.2 apart
+        ("E/CNN", 1.61, "1.61 (1) ▲ / 1.4"),
+        ("R/ST-CNN affine", 0.8, "0.80 (1) / 0.7"),
+        ("R/ST-CNN affine", 0.81, "0.81 (1) ▲ / 0.7"),
+    ],
+)
+def test_bold_at_or_below_and_marked_far_above(tmp_path, cell, error, shown):
+    put(tmp_path, cell, error)
+    kind, model = cell.split("/")
+    assert row(made(tmp_path), model)[kind] == shown
+
+
+def test_a_mean_of_hundredths_is_not_above_by_a_rounding(tmp_path):
+    for seed, error in enumerate((0.68, 0.68, 0.74)):
+        put(tmp_path, "R/ST-CNN affine", error, seed)
+    assert row(made(tmp_path), "ST-CNN affine")["R"].startswith("**0.70 ± 0.03**")
+
+
+def test_failed_runs_stay_in_the_table(tmp_path):
+    put(tmp_path, "R/CNN", 1.1)
+    put(tmp_path, "R/CNN", None, 1, status="failed", reason="the loss is nan", steps=77)
+    put(tmp_path, "P/CNN", 88.65, status="failed", reason="the loss does not fall")
+    text = made(tmp_path)
+    assert row(text, "CNN")["R"] == "**1.10** (1), failed: 1 of 2 / 1.2"
+    assert row(text, "CNN")["P"] == "failed: 1 of 1 / 1.5"  # and its error is no result
+    assert "- R/CNN, seed 1, after 77 steps: the loss is nan" in text
+    assert "1 of 32 cells, 3 runs" in text
+
+
+# What counts
+
+
+def test_only_the_papers_settings_and_digits_count(tmp_path):
+    put(tmp_path, "R/FCN", 2.0)
+    put(tmp_path, "R/FCN", 50.0, 1, changed={"steps": 30})
+    put(tmp_path, "R/FCN", 40.0, 2, changed={"held_out": 10_000}, digits="MNIST, 10,000 held out")
+    put(tmp_path, "R/FCN", 30.0, 0, digits="UCI digits")
+    text = made(tmp_path)
+    assert row(text, "FCN")["R"] == "**2.00** (1) / 2.1"
+    said = "--digits packaged (1), held_out=10000 (1), steps=30 (1)"
+    assert f"Not in the table: 3 runs with other settings or digits: {said}." in text
+    short = made(tmp_path, wanted=Wanted({"steps": 30}, "MNIST"))
+    assert row(short, "FCN")["R"] == "50.00 (1) ▲ / 2.1"
+    assert "Not the paper's settings or digits: steps=30." in short
+    assert "the paper's settings and digits (1)" in short.split("Not in the table")[1]
+    held = made(tmp_path, wanted=Wanted({"held_out": 10_000}, "MNIST"))
+    assert row(held, "FCN")["R"] == "40.00 (1) ▲ / 2.1"
+    assert row(made(tmp_path, wanted=Wanted({}, "UCI digits")), "FCN")["R"] == "30.00 (1) ▲ / 2.1"
+
+
+def test_a_setting_that_is_not_known_is_a_changed_one(tmp_path):
+    path = put(tmp_path, "R/FCN", 2.0)
+    record = records.read(path)
+    records.write(dataclasses.replace(record, settings={**record.settings, "dropout": 0.5}), path)
+    assert row(made(tmp_path), "FCN")["R"] == "- / 2.1"
+    assert "other settings or digits: dropout=0.5" in made(tmp_path)
+
+
+def test_what_is_no_record_is_refused_by_name(tmp_path):
+    path = put(tmp_path, "R/FCN", 2.0)
+    path.write_text("{}")
+    with pytest.raises(RecordError, match=r"R-FCN-seed0\.json is no record"):
+        made(tmp_path)
+
+
+def test_a_record_of_another_table_is_refused_by_name(tmp_path):
+    path = put(tmp_path, "R/FCN", 2.0)
+    record = records.read(path)
+    for other in ({"experiment": "birds"}, {"cell": "R/MLP"}):
+        records.write(dataclasses.replace(record, **other), path)
+        with pytest.raises(RecordError, match=r"R-FCN-seed0\.json is of .*, no cell of distorted-mnist"):
+            made(tmp_path)
+
+
+def test_a_run_counts_once(tmp_path):
+    path = put(tmp_path, "R/FCN", 2.0)
+    records.write(records.read(path), path.with_name("copy.json"))
+    with pytest.raises(RecordError, match=r"copy\.json is of the same run as .*R-FCN-seed0\.json"):
+        made(tmp_path)
+
+
+# Below the table
+
+
+def test_what_stands_behind_the_numbers(tmp_path):
+    put(tmp_path, "R/FCN", 2.0, parameters=399_000)
+    put(tmp_path, "R/FCN", 2.0, 1, date="2026-01-03", device="another", parameters=401_500)
+    put(tmp_path, "R/CNN", 1.0, commit="d" * 40)
+    text = made(tmp_path)
+    for line in (
+        "2 of 32 cells, 3 runs.",
+        "Learnable parameters of a network: 399,000 to 401,500.",
+        "Steps: 150,000.",
+        "Devices: a device (2), another (1).",
+        f"Commits: {'c' * 10} (2), {'d' * 10} (1); torch 2.13.",
+        "Dates: 2026-01-01 to 2026-01-03.",
+        "Time of all runs together: 1 h 30 min.",
+        *DISTORTED.departures,
+    ):
+        assert f"- {line}" in text.splitlines()
+
+
+def test_a_brief_table_is_the_table_alone(tmp_path):
+    put(tmp_path, "TC/FCN", 13.0, experiment=CLUTTERED)
+    whole, brief = (made(tmp_path, CLUTTERED, brief=brief) for brief in (False, True))
+    assert whole.startswith(brief)
+    assert brief.splitlines()[2] == "| FCN | **13.00** (1) / 13.2 |"
+    assert "Momentum" in whole
+    assert "Momentum" not in brief
+
+
+# Claims
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda one: one.name)
+def test_the_papers_own_numbers_bear_its_claims_out(experiment):
+    assert experiment.claims
+    for claim in experiment.claims:
+        assert {name for pair in claim.pairs for name in pair} <= set(experiment.paper)
+        assert tables.verdict(claim, experiment.paper).startswith("**holds**"), claim.text
+
+
+@pytest.mark.parametrize(
+    ("experiment", "cell", "worse", "text"),
+    [
+        (DISTORTED, "P/ST-FCN affine", 3.2, "than its base network"),
+        (DISTORTED, "E/ST-CNN projective", 2.7, "ST-CNNs err less than ST-FCNs"),
+        (DISTORTED, "RTS/ST-FCN spline", 1.0, "reaches the CNN"),
+        (DISTORTED, "E/ST-FCN spline", 2.6, "On E the spline"),
+        (DISTORTED, "R/ST-CNN spline", 0.9, "does not overfit"),
+        (CLUTTERED, "TC/ST-CNN", 2.0, "The ST-CNN errs less"),
+    ],
+)
+def test_one_cell_can_break_a_claim(experiment, cell, worse, text):
+    claim = next(claim for claim in experiment.claims if text in claim.text)
+    said = tables.verdict(claim, {**experiment.paper, cell: worse})
+    assert said.startswith("**does not hold, in ")
+    assert f"{cell} {worse:.2f} and " in said
+
+
+def test_a_claim_waits_for_all_its_cells():
+    claim = Claim("A is better.", (("a", "b"), ("a", "c")))
+    assert tables.verdict(claim, {}) == "**not known yet**: A is better. (0 of 2 comparisons made)"
+    assert "(1 of 2 comparisons made, which bear it out)" in tables.verdict(claim, {"a": 1, "b": 2})
+    assert tables.verdict(claim, {"a": 1, "b": 1}) == (
+        "**does not hold, in 1 of 1 comparisons**: A is better. (a 1.00 and b 1.00)"
+    )
+    assert tables.verdict(claim, {"a": 1, "b": 2, "c": 1.5}).endswith("(closest: a 1.00 and c 1.50)")
+
+
+def test_within_reaches_as_far_as_it_says():
+    claim = Claim("A reaches b.", (("a", "b"),), within=0.1)
+    assert tables.verdict(claim, {"a": 0.8, "b": 0.7}).startswith("**holds**")  # 0.8 - 0.7 > 0.1 in floats
+    assert tables.verdict(claim, {"a": 0.81, "b": 0.7}).startswith("**does not hold")
+
+
+def test_claims_are_judged_by_means_of_what_counts(tmp_path):
+    put(tmp_path, "TC/ST-FCN", 4.0, 0, experiment=CLUTTERED)
+    put(tmp_path, "TC/ST-FCN", 2.0, 1, experiment=CLUTTERED)
+    put(tmp_path, "TC/CNN", 3.1, experiment=CLUTTERED)
+    put(tmp_path, "TC/CNN", 1.0, 1, experiment=CLUTTERED, changed={"steps": 10})
+    text = made(tmp_path, CLUTTERED)
+    assert "- **holds**: The ST-FCN, without a convolution, errs less than the CNN. (TC/ST-FCN 3.00" in text
+
+
+# Documents and the command
+
+
+def table(*arguments):
+    return cli.main(["table", *map(str, arguments)])
+
+
+def test_the_command_prints_and_writes(tmp_path, capsys):
+    put(tmp_path, "TC/FCN", 13.0, experiment=CLUTTERED)
+    out = tmp_path / "docs" / "table.md"
+    assert table("cluttered-mnist", "--results", tmp_path, "--out", out) == 0
+    printed = capsys.readouterr().out
+    assert "| FCN | **13.00** (1) / 13.2 |" in printed
+    written = f"<!-- stn table cluttered-mnist -->\n\n{printed.strip()}\n\n<!-- end -->\n"
+    assert out.read_text() == written
+    put(tmp_path, "TC/FCN", 13.2, 1, experiment=CLUTTERED)
+    assert table("cluttered-mnist", "--results", tmp_path, "--out", out) == 0
+    assert "13.10 ± 0.14" in out.read_text()
+    assert out.read_text().count("<!--") == 2
+
+
+def test_a_table_takes_its_place_in_a_document(tmp_path, capsys):
+    put(tmp_path, "TC/FCN", 13.0, experiment=CLUTTERED)
+    put(tmp_path, "TC/FCN", 60.0, experiment=CLUTTERED, changed={"steps": 30})
+    out = tmp_path / "page.md"
+    others = "<!-- stn table distorted-mnist -->\nold 1\n<!-- end -->\n\nbetween\n"
+    out.write_text(
+        f"before\n{others}<!-- stn table cluttered-mnist --brief -->\nold 2\n<!-- end -->\n"
+        "<!-- stn table cluttered-mnist steps=30 --brief -->\n<!-- end -->\nafter\n"
+    )
+    assert table("cluttered-mnist", "--results", tmp_path, "--brief", "--out", out) == 0
+    text = out.read_text()
+    assert text.startswith(f"before\n{others}")
+    assert text.endswith("--brief -->\n<!-- end -->\nafter\n")
+    assert "old 2" not in text
+    assert text.count("13.00") == 1
+    assert table("cluttered-mnist", "--results", tmp_path, "--out", out, "steps=30", "--brief") == 0
+    assert out.read_text().index("60.00") > out.read_text().index("13.00")
+    capsys.readouterr()
+
+
+def test_a_document_without_a_place_is_left_alone(tmp_path, capsys):
+    out = tmp_path / "page.md"
+    out.write_text("mine\n")
+    assert table("cluttered-mnist", "--results", tmp_path, "--out", out) == 1
+    error = capsys.readouterr().err
+    assert "page.md is there and has no place for the table: put <!-- stn table cluttered-mnist -->" in error
+    assert out.read_text() == "mine\n"
+
+
+def test_every_run_in_a_list(tmp_path, capsys):
+    put(tmp_path, "TC/FCN", 13.0, experiment=CLUTTERED)
+    failed = {"status": "failed", "reason": "nan"}
+    put(tmp_path, "TC/CNN", None, 3, experiment=CLUTTERED, changed={"steps": 30}, **failed)
+    put(tmp_path, "TC/FCN", 30.0, experiment=CLUTTERED, digits="UCI digits")
+    assert table("cluttered-mnist", "--results", tmp_path, "--all") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert lines[2].startswith("| TC/CNN | 3 | MNIST | steps=30 | failed: nan | 3.5 | 30 | 2026-01-01 |")
+    assert any(line.startswith("| TC/FCN | 0 | UCI digits | - | 30.00 | 13.2 |") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["steps"], "a setting must be given as KEY=VALUE, got 'steps'"),
+        (["step=3"], "there is no setting 'step'; did you mean steps?"),
+    ],
+)
+def test_what_is_asked_wrongly_is_said(tmp_path, capsys, arguments, message):
+    assert table("cluttered-mnist", "--results", tmp_path, *arguments) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_broken_record_ends_the_command_with_its_name(tmp_path, capsys):
+    put(tmp_path, "TC/FCN", 13.0, experiment=CLUTTERED).write_text("[]")
+    assert table("cluttered-mnist", "--results", tmp_path) == 1
+    assert "TC-FCN-seed0.json is no record" in capsys.readouterr().err
