@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .experiments import reports, training
+from .experiments import quickstart, reports, training
 from .experiments.data import commands as data
 from .info import info
 from .version import __version__
@@ -22,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "info", help="versions, devices, and which implementation each operation would take, and why"
     )
     data.add(commands)
+    quickstart.add(commands)
     training.add(commands)
     reports.add(commands)
     given, rest = parser.parse_known_args(arguments)
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.settings += rest  # `stn train EXPERIMENT --seed 1 steps=10`: argparse leaves them over
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    runs = {"info": print_info, "data": data.run, "train": training.run}
+    runs = {"info": print_info, "data": data.run, "train": training.run, "quickstart": quickstart.run}
     run = {**runs, **dict.fromkeys(reports.COMMANDS, reports.run)}[given.command]
     try:
         return run(given)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import cluster, engine, records
+from . import cluster, engine, records, results
 from .catalogue import EXPERIMENTS, chosen
 from .data import mnist, uci_digits
 from .data.digits import DigitSet
@@ -108,22 +108,25 @@ def run(given: argparse.Namespace) -> int:
 
 def wanted(cells: Sequence[Cell], digits: DigitSet, given: argparse.Namespace) -> list[engine.Job]:
     """The jobs that have no record, or one that failed where those are wanted again."""
-    default = EXPERIMENTS[given.experiment].settings
-    changed = {
-        field.name: value
-        for field in dataclasses.fields(default)
-        if (value := getattr(cells[0].settings, field.name)) != getattr(default, field.name)
-    }
-    if digits.name != mnist.NAME:  # never taken for the table's
-        changed["digits"] = re.sub(r"\W+", "-", digits.name)
     found = []
-    for job in engine.jobs(cells, given.seed, given.results, given.runs, changed):
+    for job in jobs_of(cells, digits, given.seed, given.results, given.runs):
         if job.record.exists():
             if not given.again or records.read(job.record).status != "failed":
                 continue
             job.record.unlink()
         found.append(job)
     return found
+
+
+def jobs_of(
+    cells: Sequence[Cell], digits: DigitSet, seeds: Sequence[int], folder: Path, runs: Path
+) -> list[engine.Job]:
+    """A job for each cell and seed; what sets these runs apart from those of the table is in their names."""
+    usual = EXPERIMENTS[cells[0].experiment].settings
+    changed = results.changed(dataclasses.asdict(cells[0].settings), usual)
+    if digits.name != mnist.NAME:
+        changed["digits"] = re.sub(r"\W+", "-", digits.name)
+    return engine.jobs(cells, seeds, folder, runs, changed)
 
 
 def overrides(given: Sequence[str]) -> dict[str, str]:
