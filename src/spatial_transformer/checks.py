@@ -23,7 +23,7 @@ def image(value: Any) -> Tensor:
     floating("image", value)
     if value.ndim not in (4, 5):
         raise ValueError(f"image must be [N, C, H, W] or [N, C, D, H, W], got {shape(value)}")
-    if 0 in value.shape[2:]:
+    if 0 in value.shape and 0 in value.shape[2:]:
         raise ValueError(f"image must not be empty along its spatial axes, got {shape(value)}")
     found: Tensor = value
     return found
@@ -85,6 +85,12 @@ def size(value: Any, image: Tensor) -> tuple[int, ...]:
     dims = image.ndim - 2
     if value is None:
         return tuple(image.shape[2:])
+    if type(value) is tuple and len(value) == dims:  # as most give it: the rest takes longer than the checks
+        for length in value:
+            if type(length) is not int or length < 1:
+                break
+        else:
+            return value
     if isinstance(value, (str, Tensor)) or not isinstance(value, Sequence) or len(value) != dims:
         expected = "(H, W)" if dims == 2 else "(D, H, W)"
         raise ValueError(f"size must be {expected} for image of {shape(image)}, got {described(value)}")
