@@ -16,6 +16,7 @@ from .implementations import IMPLEMENTATIONS
 from .kernels import KERNELS, PADDINGS, Kernel, Reading
 
 NUMBERS = (int, float, np.integer, np.floating)
+FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def image(value: Any) -> Tensor:
@@ -166,8 +167,11 @@ def limit(value: Any) -> float:
     return float(value)
 
 
+IMPLS = ("auto", *IMPLEMENTATIONS)
+
+
 def impl(value: Any) -> str:
-    return one_of("impl", value, ("auto", *IMPLEMENTATIONS))
+    return one_of("impl", value, IMPLS)
 
 
 def one_of(name: str, value: Any, choices: Any) -> str:
@@ -180,7 +184,7 @@ def one_of(name: str, value: Any, choices: Any) -> str:
 def floating(name: str, value: Any) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {described(value)}")
-    if value.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+    if value.dtype not in FLOATING:
         given = str(value.dtype).removeprefix("torch.")
         raise TypeError(f"{name} must be float64, float32, bfloat16 or float16, got {given}")
 

@@ -62,11 +62,14 @@ class Plan:
         self.launch: Any = None  # of what a first launch compiled
         self.head: tuple[Any, ...] = ()
 
-    def __call__(self, device: int, *tensors: Tensor) -> None:
-        """Runs the kernel. What Triton finds out anew at every launch, tens of microseconds, is kept."""
+    def __call__(self, device: int, *tensors: Tensor | None) -> None:
+        """Runs the kernel, with None for what it does not look at.
+
+        What Triton finds out anew at every launch, tens of microseconds, is kept.
+        """
         places, together = [], 0
         for tensor in tensors:
-            place = tensor.data_ptr()
+            place = 0 if tensor is None else tensor.data_ptr()
             places.append(place)
             together |= place
         aligned = together % 16 == 0  # as it was compiled for
@@ -75,7 +78,7 @@ class Plan:
             # Of an address Triton's launcher does not ask the driver where it is, as it does of a tensor.
             self.launch(*self.grid, stream, *self.head, *places, *self.rest)
             return
-        ran = self.kernel[self.grid](*tensors, *self.rest, num_warps=self.warps)
+        ran = self.kernel[self.grid](*in_every_place(tensors), *self.rest, num_warps=self.warps)
         if not aligned or not KNOWN or INTERPRETED:
             return
         if not (ran.run.global_scratch_size or ran.run.profile_scratch_size):
@@ -83,6 +86,12 @@ class Plan:
             # Function; cooperative, dependent; two scratches; metadata; three that only profilers use.
             switches = (ran.run.launch_cooperative_grid, ran.run.launch_pdl)
             self.head = (ran.function, *switches, None, None, ran.packed_metadata, None, None, None)
+
+
+def in_every_place(tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    """Triton takes a tensor in every place; what a kernel does not look at may be any."""
+    some = next(tensor for tensor in tensors if tensor is not None)
+    return [some if tensor is None else tensor for tensor in tensors]
 
 
 class Forward(NamedTuple):
@@ -201,13 +210,14 @@ def forward(
     if course.paired:
         numbers = in_pairs(numbers)
     output = image.new_empty_strided(course.shape, course.strides)
-    course.plan(device, image, numbers, or_any(basis, numbers), or_any(fill, numbers), output)
+    course.plan(device, image, numbers, basis, fill, output)
     return output
 
 
 def forward_course(image: Tensor, numbers: Tensor, job: Job, several: bool) -> Forward:
     numbers = transforms(numbers, image, job, several)
-    output = empty_output(image, numbers.shape[1], job.size)
+    outline = torch.empty_strided(image.shape, image.stride(), dtype=image.dtype, device="meta")
+    output = empty_output(outline, numbers.shape[1], job.size)
     kept = held(job, numbers)
     cut = fitted(triton_cuts.forward_cut(image, job, kept))
     tiling, total = cut.tiling(job.size), image.shape[0] * numbers.shape[1]
@@ -272,18 +282,15 @@ def backward(
             course.gather(device, cotangent, numbers, gradient)
     elif want_image:
         target, scale = accumulator(cotangent, image, numbers, job, whole)
-    others = or_any(basis, numbers), or_any(fill, numbers)
-    into = or_any(target, or_any(gradient, image)), or_any(scale, numbers)
+    into = gradient if target is None else target
     if course.scatter is not None:
-        course.scatter(device, cotangent, image, numbers, *others, *into, numbers, numbers)
+        course.scatter(device, cotangent, image, numbers, basis, fill, into, scale, None, None)
     if course.rest is not None:
         if want_numbers and job.kind != "grid":
             sums = torch.empty_like(numbers) if course.parts is None else numbers.new_empty(course.parts)
         if course.points is not None:
             points = numbers.new_empty(course.points)
-        course.rest(
-            device, cotangent, image, numbers, *others, *into, or_any(sums, numbers), or_any(points, numbers)
-        )
+        course.rest(device, cotangent, image, numbers, basis, fill, into, scale, sums, points)
     if target is not None:
         gradient = settled(target, scale, image)
     if sums is not None and course.parts is not None:
@@ -492,11 +499,6 @@ def basis_gradient(numbers: Tensor, points: Tensor, basis: Tensor) -> Tensor:
 
 def control_points(job: Job, numbers: Tensor) -> int:
     return numbers.shape[2] if job.kind in ("offsets", "points") else 0
-
-
-def or_any(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """A kernel takes a tensor in every place; what it does not look at may be any."""
-    return other if tensor is None else tensor
 
 
 def where(tensor: Tensor | None) -> int | None:

@@ -19,9 +19,9 @@ from torch import Tensor
 from ..antialias import footprints, grid_jacobian
 from ..coordinates import Size, axes, pixel_axes, ratio, span
 from ..families import Family, Source, settle
-from ..kernels import KERNELS, Reading
+from ..kernels import KERNELS, NAMES, Reading
 from ..matrices import pixel_slopes, precise_product, source_pixels
-from ..modes import exporting, function_transform, opaque
+from ..modes import exporting, function_transform, opaque, outside
 from . import reference
 from .job import Job, empty_output, transforms
 from .reference import compute_dtype
@@ -41,7 +41,7 @@ def why_not(image: Tensor, reading: Reading) -> str | None:
     package, name = BACKENDS[device_type]
     if not installed(package):
         return f"{name} is not installed"
-    if reading.kernel_name == "Kernel":
+    if reading.kernel not in NAMES:
         return "the fused kernels take no kernel of one's own"
     if isinstance(reading.fill, Tensor) and reading.fill.requires_grad:
         return "the fused kernels give no gradient to the padding's value"
@@ -119,7 +119,9 @@ def run(image: Tensor, source: Source, size: tuple[int, ...], reading: Reading, 
     if opaque():
         result = Warp.apply(image, transforms(numbers, image, job, several), basis, fill, *job)
         return result if several else result.squeeze(1)
-    return LeanWarp.apply(image, numbers, basis, fill, job, several)
+    basis = basis if basis is None else outside(basis)
+    lean: Tensor = apply_lean(outside(image), outside(numbers), basis, fill, job, several)
+    return lean
 
 
 # The operators
@@ -275,6 +277,10 @@ class LeanWarp(torch.autograd.Function):
             return *(next(found) if want else None for want in wanted), None, None, None
         d_image, d_numbers, d_basis = backward(cotangent, image, numbers, basis, fill, job, wanted, several)
         return d_image, d_numbers, d_basis, None, None, None
+
+
+# ``LeanWarp.apply`` without its questions about transforms, which ``needs_plain`` has asked.
+apply_lean: Any = super(torch.autograd.Function, LeanWarp).apply
 
 
 def plain(image: Tensor, numbers: Tensor, basis: Tensor | None, fill: Tensor | None, job: Job) -> Tensor:
