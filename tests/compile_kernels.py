@@ -36,7 +36,8 @@ def source(plan, tensors):
     """The kernel with the types, constants and alignments that a launch would give it."""
     signature, constants, attributes = {}, {}, {}
     aligned = [["tt.divisibility", 16]]
-    for i, (parameter, value) in enumerate(zip(plan.kernel.params, (*tensors, *plan.rest), strict=True)):
+    given = *fused_triton.in_every_place(tensors), *plan.rest
+    for i, (parameter, value) in enumerate(zip(plan.kernel.params, given, strict=True)):
         name, special = parameter.name, not parameter.do_not_specialize
         if parameter.is_constexpr or (special and isinstance(value, int) and value == 1):
             signature[name], constants[name] = "constexpr", value

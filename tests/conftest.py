@@ -75,15 +75,21 @@ def poisoned(monkeypatch):
 
     def poisoned_like(tensor, *, dtype=None, device=None):
         plain = empty_like(tensor, dtype=dtype, device=device)
+        if plain.device.type == "meta":
+            return plain
         return guarded(plain.shape, plain.stride(), plain.dtype, plain.device)
 
     def poisoned_new(tensor, *size, dtype=None, device=None):
         return poisoned_empty(*size, dtype=dtype or tensor.dtype, device=device or tensor.device)
 
+    def poisoned_strided(tensor, shape, strides):
+        return guarded(shape, strides, tensor.dtype, tensor.device)
+
     empty_like = torch.empty_like
     monkeypatch.setattr(torch, "empty", poisoned_empty)
     monkeypatch.setattr(torch, "empty_like", poisoned_like)
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned_new)
+    monkeypatch.setattr(torch.Tensor, "new_empty_strided", poisoned_strided)
     yield
     monkeypatch.undo()
     for pair in guards:

@@ -408,3 +408,14 @@ def test_info_names_the_device():
 def test_devices_that_differ_are_named():
     with pytest.raises(ValueError, match=r"theta must be on the device of image, cuda:0, got cpu"):
         st.warp(torch.rand(1, 1, 4, 4, device="cuda"), st.Affine().identity()[None], st.Affine())
+
+
+def test_a_basis_left_on_the_cpu_is_named_at_every_call():
+    """Not only when a kernel is first launched: later launches are given addresses."""
+    image = torch.rand(2, 1, 8, 8, device="cuda")
+    learned = {device: st.LearnedBasis(points=4, size=(8, 8)).to(device) for device in ("cuda", "cpu")}
+    theta = learned["cuda"].identity(device="cuda").repeat(2, 1)
+    for _ in range(2):
+        st.warp(image, theta, learned["cuda"], impl="fused")
+        with pytest.raises(ValueError, match="cpu tensor"):
+            st.warp(image, theta, learned["cpu"], impl="fused")

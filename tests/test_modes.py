@@ -7,7 +7,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spatial_transformer.modes import exporting, function_transform, opaque, tracing
+import spatial_transformer as st
+from spatial_transformer.modes import exporting, function_transform, opaque, outside, tracing
 
 
 def seen(mode, run):
@@ -42,6 +43,18 @@ def test_forward_mode_is_seen():
     with forward_ad.dual_level():
         assert function_transform()
     assert not function_transform()
+
+
+def test_what_a_transform_leaves_behind():
+    left, x = [], torch.rand(1, 1, 4, 4)
+    torch.func.grad(lambda x: (left.append(x), x.sum())[1])(x)
+    assert torch.equal(outside(left[0]), x)
+    assert outside(x) is x
+    theta = torch.tensor([[1.0, 0, 0, 0, 1, 0]], requires_grad=True)
+    for image in (x, *left):
+        output = st.warp(image, theta, st.Affine())
+        assert torch.equal(output, x)
+        assert torch.autograd.grad(output.sum(), theta)[0].shape == theta.shape
 
 
 def test_plain_calls_are_plain():

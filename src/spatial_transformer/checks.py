@@ -16,6 +16,7 @@ from .implementations import IMPLEMENTATIONS
 from .kernels import KERNELS, PADDINGS, Kernel, Reading
 
 NUMBERS = (int, float, np.integer, np.floating)
+FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def image(value: Any) -> Tensor:
@@ -23,7 +24,7 @@ def image(value: Any) -> Tensor:
     floating("image", value)
     if value.ndim not in (4, 5):
         raise ValueError(f"image must be [N, C, H, W] or [N, C, D, H, W], got {shape(value)}")
-    if 0 in value.shape[2:]:
+    if 0 in value.shape and 0 in value.shape[2:]:
         raise ValueError(f"image must not be empty along its spatial axes, got {shape(value)}")
     found: Tensor = value
     return found
@@ -85,6 +86,12 @@ def size(value: Any, image: Tensor) -> tuple[int, ...]:
     dims = image.ndim - 2
     if value is None:
         return tuple(image.shape[2:])
+    if type(value) is tuple and len(value) == dims:  # as most give it: the rest takes longer than the checks
+        for length in value:
+            if type(length) is not int or length < 1:
+                break
+        else:
+            return value
     if isinstance(value, (str, Tensor)) or not isinstance(value, Sequence) or len(value) != dims:
         expected = "(H, W)" if dims == 2 else "(D, H, W)"
         raise ValueError(f"size must be {expected} for image of {shape(image)}, got {described(value)}")
@@ -160,8 +167,11 @@ def limit(value: Any) -> float:
     return float(value)
 
 
+IMPLS = ("auto", *IMPLEMENTATIONS)
+
+
 def impl(value: Any) -> str:
-    return one_of("impl", value, ("auto", *IMPLEMENTATIONS))
+    return one_of("impl", value, IMPLS)
 
 
 def one_of(name: str, value: Any, choices: Any) -> str:
@@ -174,7 +184,7 @@ def one_of(name: str, value: Any, choices: Any) -> str:
 def floating(name: str, value: Any) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {described(value)}")
-    if value.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+    if value.dtype not in FLOATING:
         given = str(value.dtype).removeprefix("torch.")
         raise TypeError(f"{name} must be float64, float32, bfloat16 or float16, got {given}")
 

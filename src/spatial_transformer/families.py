@@ -335,7 +335,7 @@ class Family(nn.Module):
         transform whose numbers hold a NaN is lost as a whole ("grid": point by point).
         """
         if self.rowwise:  # a reshape would cost autograd more than a small warp takes
-            return Source("matrix", self.full(theta), None)
+            return Source("matrix", self.full(theta) if self.pinned else theta, None)
         if self.homogeneous and self.entrywise:
             return Source("matrix", self.matrix(theta), None)
         theta, lost = settle(theta)

@@ -6,6 +6,7 @@ Checked on torch 2.11 and 2.13 by ``tests/test_modes.py``.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 
@@ -14,6 +15,12 @@ def function_transform() -> bool:
     if torch.compiler.is_compiling():  # Dynamo traces the transforms themselves
         return False
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def outside(tensor: Tensor) -> Tensor:
+    """The tensor itself, where a transform that is over has left its wrapper around it."""
+    found: Tensor = torch._C._functorch.unwrap_if_dead(tensor)
+    return found
 
 
 def capturing() -> bool:

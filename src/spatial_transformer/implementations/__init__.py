@@ -33,8 +33,9 @@ def choose(impl: str, image: Tensor, reading: Reading) -> Choice:
     """
     passed_over: list[str] = []
     for name in IMPLEMENTATIONS if impl == "auto" else (impl,):
-        reason = why_not(name, image, reading)
+        module = IMPLEMENTATIONS[name]
+        reason = module.why_not(image, reading)
         if reason is None:
-            return Choice(name, "; ".join(passed_over) or "as asked", IMPLEMENTATIONS[name])
+            return Choice(name, "; ".join(passed_over) if passed_over else "as asked", module)
         passed_over.append(f"not {name}: {reason}")
     raise RuntimeError(f'impl="{impl}" cannot run here: {passed_over[-1].split(": ", 1)[1]}')

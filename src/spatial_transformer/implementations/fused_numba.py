@@ -51,11 +51,18 @@ from .cpu.planes import backward_planes, forward_planes
 from .cpu.pull import pull_items
 from .cpu.scatter import scatter_items
 from .cpu.threads import SMALL, spread
-from .job import Job, empty_output, near_one, source_axes, w_steps
+from .job import Job, empty_output, near_one, source_axes, transforms, w_steps
 
 
-def forward(image: Tensor, numbers: Tensor, basis: Tensor | None, fill: Tensor | None, job: Job) -> Tensor:
-    """[N, T, C, *size], see ``Job``"""
+def forward(
+    image: Tensor, numbers: Tensor, basis: Tensor | None, fill: Tensor | None, job: Job, several: bool = True
+) -> Tensor:
+    """[N, T, C, *size], or [N, C, *size] where there are not several: see ``Job``"""
+    output = warped(image, transforms(numbers, image, job, several), basis, fill, job)
+    return output if several else output.squeeze(1)
+
+
+def warped(image: Tensor, numbers: Tensor, basis: Tensor | None, fill: Tensor | None, job: Job) -> Tensor:
     output = roomy(empty_output(image, numbers.shape[1], job.size))
     known = job, image.shape, image.stride(), output.stride(), *layout(numbers, basis)
     patched = patches_for(*known)
@@ -90,8 +97,24 @@ def backward(
     fill: Tensor | None,
     job: Job,
     wanted: tuple[bool, bool, bool],
+    several: bool = True,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of image, numbers and basis that are wanted."""
+    inner = transforms(numbers, image, job, several)
+    cotangent = cotangent if several else cotangent.unsqueeze(1)
+    to_image, to_numbers, to_basis = gradients(cotangent, image, inner, basis, fill, job, wanted)
+    return to_image, None if to_numbers is None else to_numbers.reshape(numbers.shape), to_basis
+
+
+def gradients(
+    cotangent: Tensor,
+    image: Tensor,
+    numbers: Tensor,
+    basis: Tensor | None,
+    fill: Tensor | None,
+    job: Job,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     to_numbers = to_basis = None
     known = job, image.shape, image.stride(), cotangent.stride(), *layout(numbers, basis)
     dtypes, work = (image.dtype, numbers.dtype), cotangent.numel()

@@ -22,6 +22,10 @@ class Job(NamedTuple):
       float64, is the one that coordinates, weights and sums are computed in.
     - fill [C] in that dtype, for the padding "fill" alone
     - output and cotangent [N, T, C, *size] in the image's dtype
+
+    Both implementations also take the numbers as a family gives them, a matrix's last two axes in one; with
+    ``several=False``, one transform an image, none of these tensors has the axis T. Small warps are over
+    before views of them are made.
     """
 
     kind: str  # of families.Source
@@ -79,3 +83,11 @@ def empty_output(image: Tensor, copies: int, size: Size) -> Tensor:
     if channels_last(image):
         return image.new_empty(batch, copies, *size, channels).movedim(-1, 2)
     return image.new_empty(batch, copies, channels, *size)
+
+
+def transforms(numbers: Tensor, image: Tensor, job: Job, several: bool) -> Tensor:
+    """The numbers of a family in the form above: [N, T, R, dims + 1] for a matrix, else [N, T, ...]."""
+    if job.kind == "matrix":
+        lead = numbers.shape[:2] if several else (numbers.shape[0], 1)
+        return numbers.reshape(*lead, -1, image.ndim - 1)
+    return numbers if several else numbers.unsqueeze(1)

@@ -19,11 +19,11 @@ from torch import Tensor
 from ..antialias import footprints, grid_jacobian
 from ..coordinates import Size, axes, pixel_axes, ratio, span
 from ..families import Family, Source, settle
-from ..kernels import KERNELS, Reading
+from ..kernels import KERNELS, NAMES, Reading
 from ..matrices import pixel_slopes, precise_product, source_pixels
-from ..modes import exporting, function_transform, opaque
+from ..modes import exporting, function_transform, opaque, outside
 from . import reference
-from .job import Job, empty_output
+from .job import Job, empty_output, transforms
 from .reference import compute_dtype
 
 # Device type -> the package its kernels are written with, and what it is called.
@@ -35,12 +35,13 @@ INSTALLED = {package: importlib.util.find_spec(package) is not None for package,
 
 def why_not(image: Tensor, reading: Reading) -> str | None:
     """A sentence that says why this implementation cannot run, or None."""
-    if image.device.type not in BACKENDS:
-        return f"there are no fused kernels for {image.device.type} tensors"
-    package, name = BACKENDS[image.device.type]
+    device_type = image.device.type
+    if device_type not in BACKENDS:
+        return f"there are no fused kernels for {device_type} tensors"
+    package, name = BACKENDS[device_type]
     if not installed(package):
         return f"{name} is not installed"
-    if reading.kernel_name == "Kernel":
+    if reading.kernel not in NAMES:
         return "the fused kernels take no kernel of one's own"
     if isinstance(reading.fill, Tensor) and reading.fill.requires_grad:
         return "the fused kernels give no gradient to the padding's value"
@@ -114,20 +115,13 @@ def run(image: Tensor, source: Source, size: tuple[int, ...], reading: Reading, 
     job = Job(kind, size, reading.kernel_name, reading.padding, reading.align_corners, reading.limit)
     wanted = image.requires_grad or numbers.requires_grad or (basis is not None and basis.requires_grad)
     if not (wanted and torch.is_grad_enabled()):
-        result = forward(image, transforms(numbers, image, job, several), basis, fill, job)
-        return result if several else result.squeeze(1)
+        return forward(image, numbers, basis, fill, job, several)
     if opaque():
         result = Warp.apply(image, transforms(numbers, image, job, several), basis, fill, *job)
         return result if several else result.squeeze(1)
-    return LeanWarp.apply(image, numbers, basis, fill, job, several)
-
-
-def transforms(numbers: Tensor, image: Tensor, job: Job, several: bool) -> Tensor:
-    """The numbers as the operators take them: [N, T, R, dims + 1] for a matrix, else [N, T, ...]."""
-    if job.kind == "matrix":
-        lead = numbers.shape[:2] if several else (numbers.shape[0], 1)
-        return numbers.reshape(*lead, -1, image.ndim - 1)
-    return numbers if several else numbers.unsqueeze(1)
+    basis = basis if basis is None else outside(basis)
+    lean: Tensor = apply_lean(outside(image), outside(numbers), basis, fill, job, several)
+    return lean
 
 
 # The operators
@@ -194,10 +188,14 @@ def as_job(values: Any) -> Job:
     return Job(kind, tuple(size), *rest)
 
 
-def forward(image: Tensor, numbers: Tensor, basis: Tensor | None, fill: Tensor | None, job: Job) -> Tensor:
+def forward(
+    image: Tensor, numbers: Tensor, basis: Tensor | None, fill: Tensor | None, job: Job, several: bool = True
+) -> Tensor:
     if opaque():
-        return torch.ops.spatial_transformer.warp(image, numbers, basis, fill, *job)
-    result: Tensor = kernels(image.device.type).forward(image, numbers, basis, fill, job)
+        numbers = transforms(numbers, image, job, several)
+        output: Tensor = torch.ops.spatial_transformer.warp(image, numbers, basis, fill, *job)
+        return output if several else output.squeeze(1)
+    result: Tensor = kernels(image.device.type).forward(image, numbers, basis, fill, job, several)
     return result
 
 
@@ -209,14 +207,20 @@ def backward(
     fill: Tensor | None,
     job: Job,
     wanted: tuple[bool, bool, bool],
+    several: bool = True,
 ) -> tuple[Tensor | None, ...]:
     if opaque():
+        inner = transforms(numbers, image, job, several)
+        cotangent = cotangent if several else cotangent.unsqueeze(1)
         found = torch.ops.spatial_transformer.warp_backward(
-            cotangent, image, numbers, basis, fill, *job, *wanted
+            cotangent, image, inner, basis, fill, *job, *wanted
         )
-        return tuple(gradient if want else None for gradient, want in zip(found, wanted, strict=True))
+        d_image, d_numbers, d_basis = (
+            gradient if want else None for gradient, want in zip(found, wanted, strict=True)
+        )
+        return d_image, None if d_numbers is None else d_numbers.reshape(numbers.shape), d_basis
     result: tuple[Tensor | None, ...] = kernels(image.device.type).backward(
-        cotangent, image, numbers, basis, fill, job, wanted
+        cotangent, image, numbers, basis, fill, job, wanted, several
     )
     return result
 
@@ -258,25 +262,25 @@ class LeanWarp(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(image, numbers, basis, fill)
         ctx.job, ctx.several = job, several
-        result = forward(image, transforms(numbers, image, job, several), basis, fill, job)
-        return result if several else result.squeeze(1)
+        result: Tensor = kernels(image.device.type).forward(image, numbers, basis, fill, job, several)
+        return result
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         (image, numbers, basis, fill), (cotangent,) = ctx.saved_tensors, cotangents
-        job, several, wanted = ctx.job, ctx.several, tuple(ctx.needs_input_grad[:3])
-        inner = transforms(numbers, image, job, several)
-        if not several:
-            cotangent = cotangent.unsqueeze(1)
+        job, several, wanted = ctx.job, ctx.several, ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
             leaves = [leaf for leaf, want in zip((image, numbers, basis), wanted, strict=True) if want]
-            output = plain(image, inner, basis, fill, job)
+            output = plain(image, transforms(numbers, image, job, several), basis, fill, job)
+            cotangent = cotangent if several else cotangent.unsqueeze(1)
             found = iter(torch.autograd.grad(output, leaves, cotangent, create_graph=True))
             return *(next(found) if want else None for want in wanted), None, None, None
-        d_image, d_numbers, d_basis = backward(cotangent, image, inner, basis, fill, job, wanted)
-        if d_numbers is not None:
-            d_numbers = d_numbers.reshape(numbers.shape)
+        d_image, d_numbers, d_basis = backward(cotangent, image, numbers, basis, fill, job, wanted, several)
         return d_image, d_numbers, d_basis, None, None, None
+
+
+# ``LeanWarp.apply`` without its questions about transforms, which ``needs_plain`` has asked.
+apply_lean: Any = super(torch.autograd.Function, LeanWarp).apply
 
 
 def plain(image: Tensor, numbers: Tensor, basis: Tensor | None, fill: Tensor | None, job: Job) -> Tensor:

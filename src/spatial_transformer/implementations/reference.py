@@ -71,7 +71,9 @@ def sample(image: Tensor, grid: Tensor, reading: Reading) -> Tensor:
 
 def compute_dtype(image: Tensor, other: Tensor) -> torch.dtype:
     """Coordinates, weights and sums are float32 at least."""
-    return torch.promote_types(torch.promote_types(image.dtype, other.dtype), torch.float32)
+    if image.dtype == torch.float64 or other.dtype == torch.float64:
+        return torch.float64
+    return torch.float32
 
 
 def read(
