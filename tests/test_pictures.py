@@ -225,6 +225,7 @@ def test_an_overview_has_some_cases_of_each_kind_of_data(one, shown, base):
     assert visible == [*[True] * 5, *[False] * 3] * 2  # there is one image of the other kind
     said = [text.get_text() for text in made.texts]
     assert said[:2] == ["R: ST-FCN affine", "R: ST-FCN spline"]
+    assert said[-1].startswith("UCI digits, 300, 150,000 steps;")
 
 
 # Means

@@ -373,7 +373,9 @@ def overview(title: str, columns: Sequence[tuple[Trained, Shown, tuple[str, Any]
     for axes in made.axes:
         if not axes.images:  # fewer test images than there is room for
             axes.set_visible(False)
-    footer = "above: the label, and the angle of an affine grid; below: what the networks say"
+    runs = [one.result.record for one, _, _ in columns]
+    steps = ", ".join(dict.fromkeys(f"{record.steps:,}" for record in runs))
+    footer = f"{runs[0].digits}, {steps} steps; above: label, angle of an affine grid; below: answers"
     entitle(made, f"{title}: what spatial transformers make of test images", footer)
     return made
 
