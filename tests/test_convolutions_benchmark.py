@@ -1,0 +1,62 @@
+"""The benchmark of the convolutions: every contender computes the same, and what is wrong gets no time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from benchmarks import convolutions
+
+CUDA = torch.cuda.is_available()
+pytestmark = [pytest.mark.usefixtures("one_thread"), *([pytest.mark.gpu] if CUDA else [])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("only", ["conv1 14", "conv2 5"])
+def test_every_contender_is_right_and_timed(only, tmp_path, capsys):
+    path = tmp_path / "convolutions.json"
+    device = "cuda" if CUDA else "cpu"
+    assert convolutions.main(["--quick", "--device", device, "--only", only, "--out", str(path)]) == 0
+    result = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert result["cases"]
+    table = capsys.readouterr().out
+    for case in result["cases"]:
+        assert len(case["contenders"]) == (4 if case["inputs"] == 1 else 6)
+        for name, found in case["contenders"].items():
+            assert found["wrong"] is None, name
+            assert found["forward"]["median"] > 0
+            assert f"{found['forward + backward']['median'] * 1e6:.1f}" in table
+
+
+def test_what_is_wrong_gets_no_time(monkeypatch):
+    """A filter that is shifted by a pixel."""
+
+    def off(case, method, image, weight, bias):
+        return convolutions.one_channel(image, weight.roll(1, -1), bias)
+
+    monkeypatch.setattr(convolutions, "ours", off)
+    case = convolutions.smaller(next(case for case in convolutions.CASES if case.size == 14))
+    device = "cuda" if CUDA else "cpu"
+    found = convolutions.run(device, convolutions.QUICK, [case])["cases"][0]["contenders"]
+    assert found["ours, one channel"]["wrong"]
+    assert "forward" not in found["ours, one channel"]
+    assert found["float32"]["wrong"] is None
+
+
+def test_the_cases_are_those_of_the_networks():
+    sizes = {(case.name, case.size) for case in convolutions.CASES}
+    assert {("conv1", size) for size in (28, 42, 60)} <= sizes
+    assert {("conv2", (size - 8) // 2) for size in (28, 42, 60)} <= sizes
+    assert {("localiser's conv1", size // 2) for size in (28, 42, 60)} <= sizes
+    assert {("localiser's conv2", (size // 2 - 4) // 2) for size in (28, 42, 60)} <= sizes
+
+
+@pytest.mark.skipif(CUDA, reason="there is a CUDA device")
+def test_without_a_gpu_it_says_so(capsys):
+    with pytest.raises(SystemExit):
+        convolutions.main([])
+    assert "there is no CUDA device" in capsys.readouterr().err
