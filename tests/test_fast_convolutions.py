@@ -49,9 +49,10 @@ class Case(NamedTuple):
 
 
 def numbers(*shape, step=0.125, most=8, least=None):
-    """Multiples of ``step``, drawn."""
+    """Multiples of ``step``, drawn. More lie behind them in memory, for whoever reads too far."""
     least = -most if least is None else least
-    return torch.randint(least, most + 1, shape).to(torch.float32).mul(step).to(DEVICE)
+    drawn = torch.randint(least, most + 1, (shape[0] + 8, *shape[1:])).to(torch.float32).mul(step).to(DEVICE)
+    return drawn[: shape[0]]
 
 
 class Truth:
@@ -115,7 +116,7 @@ def compare_one_channel(case):
     assert output.permute(0, 2, 3, 1).is_contiguous()
     assert torch.equal(output[:, : case.filters], truth.output.to(torch.bfloat16))
     assert (output[:, case.filters :] == 0).all()
-    assert 0.1 < (truth.output > 0).double().mean() < 0.9  # some are cut off, some are not
+    assert 0 < (truth.output > 0).double().mean() < 1  # some are cut off, some are not
     cotangent = with_channels(truth.cotangent, output.shape[1]).to(torch.bfloat16)
     of_image, of_weight, of_bias = torch.autograd.grad(output, (image, weight, bias), cotangent)
     assert torch.equal(of_weight.double(), truth.weight)
@@ -178,6 +179,12 @@ def test_nan_goes_where_pytorch_lets_it_go():
     image[1, 0, 0, 3] = float("nan")
     wanted = F.max_pool2d(F.conv2d(image, weight, bias).relu(), 2)
     assert torch.equal(one_channel(image, weight, bias)[:, :5].isnan(), wanted.isnan())
+    activations, weight = numbers(1, 5, 6, 6), numbers(4, 5, 3, 3)
+    activations[0, 2, 4, 5] = float("nan")  # the last position alone of the four of a pooled one
+    wanted = F.max_pool2d(F.conv2d(activations, weight, bias[:4]).relu(), 2)
+    assert 0 < wanted.isnan().sum() < wanted.numel()
+    found = many_channels(channels_last(activations), weight, bias[:4])
+    assert torch.equal(found.isnan(), wanted.isnan())
 
 
 # Many input channels
@@ -204,8 +211,9 @@ def channels_last(tensor):
     return full.contiguous(memory_format=torch.channels_last)
 
 
-def compare_many_channels(case, method, further):
-    small = numbers(case.batch, case.inputs, *case.size, step=0.25, most=4, least=0)
+def compare_many_channels(case, method, further=False, equal=False):
+    """``equal``: activations are all the same, and so are all positions of a filter."""
+    small = numbers(case.batch, case.inputs, *case.size, step=0.25, most=4, least=4 if equal else 0)
     activations = channels_last(small).requires_grad_()
     weight = numbers(case.filters, case.inputs, case.kernel, case.kernel).requires_grad_()
     bias = numbers(case.filters, step=2.0, most=4).requires_grad_()
@@ -217,7 +225,7 @@ def compare_many_channels(case, method, further):
     else:
         assert output.is_contiguous()
         assert torch.equal(output.double(), truth.output)
-    assert 0.1 < (truth.output > 0).double().mean() < 0.9
+    assert 0 < (truth.output > 0).double().mean() < 1
     cotangent = with_channels(truth.cotangent, output.shape[1]).to(output.dtype)
     of_activations, of_weight, of_bias = torch.autograd.grad(output, (activations, weight, bias), cotangent)
     assert torch.equal(of_weight.double(), truth.weight)
@@ -228,31 +236,45 @@ def compare_many_channels(case, method, further):
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("further", [False, True], ids=["last", "further"])
-@pytest.mark.parametrize("method", ["implicit", "unfold"])
 @pytest.mark.parametrize("case", SMALL_MANY, ids=str)
-def test_many_channels(case, method, further):
-    compare_many_channels(case, method, further)
+def test_many_channels(case):
+    compare_many_channels(case, "implicit")
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("case", SMALL_MANY[1:3], ids=str)
+def test_many_channels_unfolded(case):
+    compare_many_channels(case, "unfold")
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("case", SMALL_MANY[2:4], ids=str)
+def test_many_channels_for_a_further_convolution(case):
+    compare_many_channels(case, "implicit", further=True)
+
+
+def test_of_equal_maxima_the_first_gets_the_gradient():
+    compare_many_channels(SMALL_MANY[2], "implicit", equal=True)
 
 
 @real_sizes
 @pytest.mark.parametrize("method", ["implicit", "unfold"])
 @pytest.mark.parametrize("case", LARGE_MANY, ids=str)
 def test_many_channels_at_real_sizes(case, method):
-    compare_many_channels(case, method, further=False)
+    compare_many_channels(case, method)
 
 
 def test_the_scratch_may_hold_some_images_at_a_time(monkeypatch):
     case = SMALL_MANY[0]._replace(batch=3)
     monkeypatch.setattr(fast_convolutions.kernels(), "SCRATCH", 2 * (2 * 16 * 49 * 8))
-    compare_many_channels(case, "implicit", further=False)
+    compare_many_channels(case, "implicit")
 
 
 def test_one_program_may_take_every_row_of_taps(monkeypatch):
     assert fast_convolutions.kernels().parts_of(4096, 7) == 7
     assert fast_convolutions.kernels().parts_of(256 * 121, 7) == 1
     monkeypatch.setattr(fast_convolutions.kernels(), "parts_of", lambda rows, kernel: 2)
-    compare_many_channels(SMALL_MANY[0], "implicit", further=False)
+    compare_many_channels(SMALL_MANY[0], "implicit")
 
 
 @pytest.mark.parametrize("further", [False, True], ids=["last", "further"])
@@ -284,12 +306,14 @@ def gradients(network, image, cotangent):
 
 
 def whole():
-    transformer = st.SpatialTransformer(st.ConvLocaliser(1, (28, 28)), st.Affine(), impl="reference")
-    return networks.Network(transformer, networks.convolutional(28, 10))
+    transformer = st.SpatialTransformer(
+        st.ConvLocaliser(1, (24, 24), kernel_size=3), st.Affine(), impl="reference"
+    )
+    return networks.Network(transformer, networks.convolutional(24, 8))
 
 
 NETWORKS = {
-    "CNN": lambda: networks.convolutional(28, 10),
+    "CNN": lambda: networks.convolutional(24, 10),
     "localiser": lambda: st.ConvLocaliser(1, (32, 32)),
     "ST-CNN": whole,
 }
@@ -299,8 +323,8 @@ NETWORKS = {
 def test_networks(name):
     network = NETWORKS[name]().to(DEVICE)
     quick = fast(network)
-    size = 32 if name == "localiser" else 28
-    image = torch.rand(4, 1, size, size, device=DEVICE)
+    size = 32 if name == "localiser" else 24
+    image = torch.rand(2, 1, size, size, device=DEVICE)
     plain = copy.deepcopy(network).double()
     cotangent = torch.randn_like(plain(image.double()))
     wanted, wanted_gradients = gradients(plain, image.double(), cotangent)
@@ -356,6 +380,8 @@ def test_stages():
     assert kinds_of(localiser) == ["AvgPool2d", "Stage", "Stage", "Flatten", "Linear", "ReLU"]
     apart = [nn.Conv2d(1, 4, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(), nn.Conv2d(4, 4, 3), nn.ReLU()]
     assert kinds_of(apart) == ["Stage", "Dropout", "Conv2d", "ReLU"]
+    grouped = [nn.Conv2d(1, 4, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, groups=2), nn.ReLU()]
+    assert kinds_of(grouped) == ["Stage", "Conv2d", "ReLU"]
 
 
 def test_a_stage_before_another_layer_gives_float32():

@@ -153,7 +153,7 @@ def _one_channel_forward(
         b_index = tl.zeros((ROWS, BLOCK), tl.int8)
         for q in tl.static_range(1, 4):
             b_other = _dot(b_patch, tl.load(p_filters + q * TAPS * WIDTH), b_none)
-            m_better = (b_other > b_best) | (b_other != b_other)  # as MaxPool2d: the first, and NaN over all
+            m_better = b_other > b_best  # as MaxPool2d: the first. A NaN in the patch is in all four.
             b_best = tl.where(m_better, b_other, b_best)
             b_index = tl.where(m_better, q, b_index).to(tl.int8)
         b_value = b_best + tl.load(p_bias + i_filter, mask=i_filter < FILTERS, other=0.0)[None, :]
@@ -364,7 +364,7 @@ def _many_channels_pooled(
         b_value = tl.zeros((ROWS, BLOCK), tl.float32)
         for i_part in tl.range(0, parts):
             b_value += tl.load(p_parts + i_part * positions * WIDTH + o_part, mask=m_row, other=0.0)
-        m_better = (b_value > b_best) | (b_value != b_value)
+        m_better = (b_value > b_best) | (b_value != b_value)  # as MaxPool2d: the first, and NaN over all
         b_best = tl.where(m_better, b_value, b_best)
         b_index = tl.where(m_better, q, b_index)
     b_best += tl.load(p_bias + i_filter, mask=i_filter < FILTERS, other=0.0)[None, :]
