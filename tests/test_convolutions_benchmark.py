@@ -25,7 +25,7 @@ def test_every_contender_is_right_and_timed(only, tmp_path, capsys):
     assert result["cases"]
     table = capsys.readouterr().out
     for case in result["cases"]:
-        assert len(case["contenders"]) == (4 if case["inputs"] == 1 else 6)
+        assert len(case["contenders"]) == (4 if case["inputs"] == 1 else 7)
         for name, found in case["contenders"].items():
             assert found["wrong"] is None, name
             assert found["forward"]["median"] > 0

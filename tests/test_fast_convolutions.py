@@ -242,9 +242,10 @@ def test_many_channels(case):
 
 
 @pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("method", ["mixed", "unfold"])
 @pytest.mark.parametrize("case", SMALL_MANY[1:3], ids=str)
-def test_many_channels_unfolded(case):
-    compare_many_channels(case, "unfold")
+def test_many_channels_by_other_methods(case, method):
+    compare_many_channels(case, method)
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -258,10 +259,18 @@ def test_of_equal_maxima_the_first_gets_the_gradient():
 
 
 @real_sizes
-@pytest.mark.parametrize("method", ["implicit", "unfold"])
+@pytest.mark.parametrize("method", ["implicit", "mixed", "unfold"])
 @pytest.mark.parametrize("case", LARGE_MANY, ids=str)
 def test_many_channels_at_real_sizes(case, method):
     compare_many_channels(case, method)
+
+
+def test_a_bias_alone_may_want_its_gradient():
+    activations, weight, bias = channels_last(numbers(2, 5, 6, 6)), numbers(4, 5, 3, 3), numbers(4)
+    truth = Truth(activations[:, :5], weight, bias, 2, lambda shape: numbers(*shape))
+    output = many_channels(activations, weight, bias.requires_grad_())
+    (of_bias,) = torch.autograd.grad(output, (bias,), truth.cotangent)
+    assert torch.equal(of_bias.double(), truth.bias)
 
 
 def test_the_scratch_may_hold_some_images_at_a_time(monkeypatch):

@@ -26,9 +26,11 @@ MULTIPLE = 8
 
 # How convolutions over many channels are computed:
 # - "implicit": by own kernels that read the activations where they lie;
+# - "mixed": likewise, but the activations' gradient by cuDNN, which then says whether bits are the same each
+#   run. It computes (H W) / (positions) times as much and leaves no scratch: for many positions;
 # - "unfold": by copying out what each position sees, and one product of matrices;
 # - "cudnn": by PyTorch's own, in bfloat16 and channels last.
-METHODS = ("implicit", "unfold", "cudnn")
+METHODS = ("implicit", "mixed", "unfold", "cudnn")
 METHOD = "implicit"
 
 
@@ -262,18 +264,33 @@ class ManyChannels(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         activations, index, packed = ctx.saved_tensors
-        positions, of_bias = kernels().unpooled(gradient, index, ctx.sizes)
-        of_activations = of_weight = None
+        positions, bias_sums = kernels().unpooled(gradient, index, ctx.sizes)
+        of_activations = of_weight = of_bias = None
         if ctx.needs_input_grad[0]:
-            found = kernels().input_gradient(positions, packed, ctx.sizes)
-            of_activations = found.permute(0, 3, 1, 2)
-        if ctx.needs_input_grad[1]:
+            if ctx.method == "mixed":
+                of_activations = input_gradient_by_cudnn(positions, activations, packed, ctx.sizes.kernel)
+            else:
+                found = kernels().input_gradient(positions, packed, ctx.sizes)
+                of_activations = found.permute(0, 3, 1, 2)
+        if any(ctx.needs_input_grad[1:3]):
             if ctx.method == "unfold":
                 sums = product(positions.T, unfolded(activations, ctx.sizes.kernel))[None]
             else:
                 sums = kernels().weight_shares(activations, positions, ctx.sizes)
-            of_weight = kernels().weight_gradient(sums, ctx.sizes)
+            of_weight, of_bias = kernels().weight_gradient(sums, bias_sums, ctx.sizes)
         return of_activations, of_weight, of_bias, None, None, None
+
+
+def input_gradient_by_cudnn(positions: Tensor, activations: Tensor, packed: Tensor, kernel: int) -> Tensor:
+    """What the positions got, [positions, F] -> the gradient of the activations, [N, C, H, W]"""
+    batch, height, width, channels = activations.shape
+    got = positions.view(batch, height - kernel + 1, width - kernel + 1, -1)
+    weight = packed.view(-1, kernel, kernel, channels)
+    found: Tensor = torch.ops.aten.convolution_backward(
+        *(tensor.permute(0, 3, 1, 2) for tensor in (got, activations, weight)),
+        None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, False, False],
+    )[0]  # fmt: skip
+    return found
 
 
 def unfolded(activations: Tensor, kernel: int) -> Tensor:

@@ -440,11 +440,11 @@ def _many_channels_weight_shares(
 
 @triton.jit
 def _many_channels_weight_gradient(
-    p_sums, p_weight, shares,
+    p_sums, p_bias_sums, p_weight, p_bias, shares, bias_shares,
     TAPS: tl.constexpr, INPUTS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr,
-    SIDE: tl.constexpr, BLOCK: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """weight[f, c, tap] = sum over shares of sums[share, f, tap, c]"""
+    """weight[f, c, tap] = sum over shares of sums[share, f, tap, c], and the bias's likewise"""
     i_filter = tl.program_id(0)
     i_channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     i_tap = tl.arange(0, SIDE)
@@ -455,6 +455,10 @@ def _many_channels_weight_gradient(
         b_sum += tl.load(p_sums + i_share * (WIDTH * TAPS * CHANNELS) + o_sums, mask=m_weight, other=0.0)
     o_weight = (i_filter * INPUTS + i_channel[None, :]) * TAPS + i_tap[:, None]
     tl.store(p_weight + o_weight, b_sum, mask=m_weight)
+    if tl.program_id(1) == 0:
+        i_sum = tl.arange(0, BIAS)
+        b_bias = tl.load(p_bias_sums + i_sum * WIDTH + i_filter, mask=i_sum < bias_shares, other=0.0)
+        tl.store(p_bias + i_filter, tl.sum(b_bias, 0))
 
 
 @triton.jit
@@ -676,7 +680,7 @@ def pooled(parts: Tensor, bias: Tensor, output: Tensor, sizes: ManyChannels) -> 
 
 
 def unpooled(gradient: Tensor, index: Tensor, sizes: ManyChannels) -> tuple[Tensor, Tensor]:
-    """[N, F, h, w] -> what each position got, [rows, filters] in bfloat16, and the bias's gradient."""
+    """[N, F, h, w] -> what each position got, [rows, filters] in bfloat16, and its sums, [shares, filters]"""
     blocks = -(-sizes.rows // POINTWISE.rows)
     positions = gradient.new_empty((sizes.rows, sizes.filters_padded), dtype=torch.bfloat16)
     bias = gradient.new_empty((blocks, sizes.filters_padded), dtype=torch.float32)
@@ -686,7 +690,7 @@ def unpooled(gradient: Tensor, index: Tensor, sizes: ManyChannels) -> tuple[Tens
         *sizes.positions, sizes.pool, sizes.filters_padded, gradient.shape[1],
         POINTWISE.rows, power_of_2(sizes.filters_padded),
     )  # fmt: skip
-    return positions, bias.sum(0)[: sizes.filters]
+    return positions, bias
 
 
 def weight_shares(activations: Tensor, positions: Tensor, sizes: ManyChannels) -> Tensor:
@@ -707,16 +711,18 @@ def weight_shares(activations: Tensor, positions: Tensor, sizes: ManyChannels) -
     return sums
 
 
-def weight_gradient(sums: Tensor, sizes: ManyChannels) -> Tensor:
-    """[shares, filters, (y, x, c)] -> [F, C, k, k]"""
-    weight = sums.new_empty((sizes.filters, sizes.inputs, sizes.kernel, sizes.kernel), dtype=torch.float32)
+def weight_gradient(sums: Tensor, bias_sums: Tensor, sizes: ManyChannels) -> tuple[Tensor, Tensor]:
+    """[shares, filters, (y, x, c)] and [shares, filters] -> the gradients of weight and bias"""
+    weight = sums.new_empty((sizes.filters, sizes.inputs, sizes.kernel, sizes.kernel))
+    bias = sums.new_empty((sizes.filters,))
     side = triton.next_power_of_2(sizes.taps)
     launch(
         _many_channels_weight_gradient, (sizes.filters, -(-sizes.inputs // 32)), Blocks(1, warps=4),
-        sums, weight, sums.shape[0],
+        sums, bias_sums, weight, bias, sums.shape[0], bias_sums.shape[0],
         sizes.taps, sizes.inputs, sizes.channels, sizes.filters_padded, side, 32,
+        triton.next_power_of_2(bias_sums.shape[0]),
     )  # fmt: skip
-    return weight
+    return weight, bias
 
 
 def input_gradient(positions: Tensor, packed: Tensor, sizes: ManyChannels) -> Tensor:
