@@ -249,8 +249,7 @@ def _one_channel_patch_gradient(
             b_mine = tl.where(b_index == q, b_gradient, tl.zeros_like(b_gradient))
             b_sum = _dot(tl.load(p_filters + q * TAPS * WIDTH), tl.trans(b_mine), b_sum)
     o_patch = (tl.program_id(0) * ((K + 1) * (K + 1)) + i_tap[:, None]) * ROWS + tl.arange(0, ROWS)[None, :]
-    m_patch = (i_tap < (K + 1) * (K + 1))[:, None] & (i_row < rows)[None, :]
-    tl.store(p_patches + o_patch, _as(b_sum, tl.bfloat16), mask=m_patch)
+    tl.store(p_patches + o_patch, _as(b_sum, tl.bfloat16), mask=(i_tap < (K + 1) * (K + 1))[:, None])
 
 
 @triton.jit
