@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from benchmarks import convolutions
+from benchmarks import convolution_blocks, convolutions
 
 CUDA = torch.cuda.is_available()
 pytestmark = [pytest.mark.usefixtures("one_thread"), *([pytest.mark.gpu] if CUDA else [])]
@@ -59,4 +59,34 @@ def test_the_cases_are_those_of_the_networks():
 def test_without_a_gpu_it_says_so(capsys):
     with pytest.raises(SystemExit):
         convolutions.main([])
+    assert "there is no CUDA device" in capsys.readouterr().err
+
+
+def test_other_blocks_give_the_same(monkeypatch):
+    """Every few of those that are tried: blocks are no part of what is computed."""
+    kernels = convolution_blocks.fast_convolutions.kernels()
+    case = convolutions.Case("conv", 1, 40, 3, 12, batch=2)
+    device = "cuda" if CUDA else "cpu"
+    given = convolutions.inputs(case, device)
+    layer = convolutions.contenders(case)["ours, one channel"]
+
+    def found():
+        return convolutions.call(case, "ours, one channel", layer, given, True)()
+
+    wanted = found()
+    for name in convolution_blocks.ONE:
+        now = getattr(kernels, name)
+        tried = list(convolution_blocks.candidates(name, now))
+        assert now in tried
+        for blocks in tried[5::12]:
+            monkeypatch.setattr(kernels, name, blocks)
+            for got, want in zip(found(), wanted, strict=True):
+                assert (got.double() - want.double()).norm() <= 1e-3 * want.double().norm()
+        monkeypatch.setattr(kernels, name, now)
+
+
+@pytest.mark.skipif(CUDA, reason="there is a CUDA device")
+def test_blocks_without_a_gpu(capsys):
+    with pytest.raises(SystemExit):
+        convolution_blocks.main([])
     assert "there is no CUDA device" in capsys.readouterr().err

@@ -530,7 +530,7 @@ def one_channel_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """[N, 1, H, W] -> [rows, channels] in bfloat16, the maxima's index, and the packed filters."""
     blocks = ONE_FORWARD
-    width = padded(sizes.channels, blocks.filters)
+    width = padded(sizes.channels, max(blocks.filters, ONE_PATCHES.filters))  # whole blocks of either kernel
     packed = image.new_empty((4, sizes.taps, width), dtype=torch.bfloat16)
     launch(
         _one_channel_pack, (4 * sizes.taps // 16, width // blocks.filters), Blocks(16, warps=4),
