@@ -29,11 +29,9 @@ MANY = ("MANY_FORWARD", "MANY_WEIGHTS")
 
 def candidates(name: str, now: Any) -> Iterator[Any]:
     """Other blocks for a kernel, the present ones among them."""
-    depths = (64, 128) if now.depth else (0,)
-    filters = (32, 64) if name in ONE else (now.filters,)
-    sides = itertools.product((64, 128), filters, depths, (4, 8), (1, 2, 3, 4))
-    for rows, filter_block, depth, warps, stages in sides:
-        yield now._replace(rows=rows, filters=filter_block, depth=depth, warps=warps, stages=stages)
+    depths, stages = ((64, 128), (2, 3)) if name in MANY else ((now.depth,), (1, 2, 3))
+    for rows, depth, warps, ahead in itertools.product((64, 128), depths, (4, 8), stages):
+        yield now._replace(rows=rows, depth=depth, warps=warps, stages=ahead)
 
 
 def step(case: Case) -> Call:

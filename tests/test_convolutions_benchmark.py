@@ -62,23 +62,25 @@ def test_without_a_gpu_it_says_so(capsys):
     assert "there is no CUDA device" in capsys.readouterr().err
 
 
-def test_other_blocks_give_the_same(monkeypatch):
+@pytest.mark.parametrize(("inputs", "names"), [(1, convolution_blocks.ONE), (5, convolution_blocks.MANY)])
+def test_other_blocks_give_the_same(inputs, names, monkeypatch):
     """Every few of those that are tried: blocks are no part of what is computed."""
     kernels = convolution_blocks.fast_convolutions.kernels()
-    case = convolutions.Case("conv", 1, 40, 3, 12, batch=2)
+    case = convolutions.Case("conv", inputs, 40, 3, 6 if inputs > 1 else 12, batch=2)
     device = "cuda" if CUDA else "cpu"
     given = convolutions.inputs(case, device)
-    layer = convolutions.contenders(case)["ours, one channel"]
+    contender = "ours, one channel" if inputs == 1 else "ours, implicit"
+    layer = convolutions.contenders(case)[contender]
 
     def found():
-        return convolutions.call(case, "ours, one channel", layer, given, True)()
+        return convolutions.call(case, contender, layer, given, True)()
 
     wanted = found()
-    for name in convolution_blocks.ONE:
+    for name in names:
         now = getattr(kernels, name)
         tried = list(convolution_blocks.candidates(name, now))
         assert now in tried
-        for blocks in tried[5::12]:
+        for blocks in (tried[0]._replace(filters=2 * now.filters), *tried[::5]):
             monkeypatch.setattr(kernels, name, blocks)
             for got, want in zip(found(), wanted, strict=True):
                 assert (got.double() - want.double()).norm() <= 1e-3 * want.double().norm()

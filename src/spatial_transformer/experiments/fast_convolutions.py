@@ -154,6 +154,7 @@ def one_channel(image: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         raise TypeError(f"image must be float32, got {image.dtype}")
     if min(image.shape[2:]) < weight.shape[-1] + 1:
         raise ValueError(f"image of {list(image.shape)} leaves nothing to pool of {list(weight.shape)}")
+    check_device(image)
     found: Tensor = OneChannel.apply(image, weight, bias)
     return found
 
@@ -217,6 +218,7 @@ def many_channels(
         )
     if min(activations.shape[2:]) < weight.shape[-1] + pool - 1:
         raise ValueError(f"activations of {list(activations.shape)} leave nothing of {list(weight.shape)}")
+    check_device(activations)
     if method == "cudnn":
         return by_cudnn(activations, weight, bias, pool, further)
     found: Tensor = ManyChannels.apply(activations, weight, bias, pool, further, method)
@@ -331,5 +333,8 @@ def check(input: Tensor, weight: Tensor, bias: Tensor) -> None:
         raise ValueError(f"input of {list(input.shape)} is too large for {weight.shape[0]} filters")
     if input.shape[0] == 0:
         raise ValueError("input must hold an image")
+
+
+def check_device(input: Tensor) -> None:
     if input.device.type != "cuda" and not kernels().INTERPRETED:
         raise RuntimeError(f"fast convolutions need a CUDA device, got tensors on {input.device}")
