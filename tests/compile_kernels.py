@@ -1,7 +1,8 @@
 """Compiles the Triton kernels for a GPU that is not there: the interpreter lets pass what compilers do not.
 
 Run by ``test_triton_compiles.py`` in a process of its own, since Triton either interprets or compiles. Prints
-one line for each kernel: its name, registers and bytes of stack; first those whose speed counts.
+one line for each kernel: its name, registers and bytes of stack; first those whose speed counts, then the
+others, last those of the fast convolutions, where all do.
 """
 
 from __future__ import annotations
@@ -18,26 +19,27 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import spatial_transformer as st
+from spatial_transformer.experiments import fast_convolutions, fast_convolutions_triton
 from spatial_transformer.implementations import fused_triton
 from spatial_transformer.implementations.job import Job
 
 TARGET = GPUTarget("cuda", 90, 32)
-REST = "the others"
+REST, CONVOLUTIONS = "the others", "convolutions"
 POINTERS = {
     torch.float64: "*fp64",
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
     torch.int64: "*i64",
+    torch.uint8: "*u8",
 }
 
 
-def source(plan, tensors):
+def source(kernel, arguments):
     """The kernel with the types, constants and alignments that a launch would give it."""
     signature, constants, attributes = {}, {}, {}
     aligned = [["tt.divisibility", 16]]
-    given = *fused_triton.in_every_place(tensors), *plan.rest
-    for i, (parameter, value) in enumerate(zip(plan.kernel.params, given, strict=True)):
+    for i, (parameter, value) in enumerate(zip(kernel.params, arguments, strict=True)):
         name, special = parameter.name, not parameter.do_not_specialize
         if parameter.is_constexpr or (special and isinstance(value, int) and value == 1):
             signature[name], constants[name] = "constexpr", value
@@ -49,11 +51,11 @@ def source(plan, tensors):
             signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
             if special and value % 16 == 0:
                 attributes[(i,)] = aligned
-    return ASTSource(plan.kernel, signature, constants, attributes)
+    return ASTSource(kernel, signature, constants, attributes)
 
 
-def compile_instead(plan, device, *tensors):
-    compiled = triton.compile(source(plan, tensors), target=TARGET, options={"num_warps": plan.warps})
+def compiled_instead(kernel, arguments, **options):
+    compiled = triton.compile(source(kernel, arguments), target=TARGET, options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
@@ -62,7 +64,16 @@ def compile_instead(plan, device, *tensors):
             [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
-    print(plan.kernel.__name__, registers, stack, flush=True)
+    print(kernel.__name__, registers, stack, flush=True)
+
+
+def compile_plan(plan, device, *tensors):
+    given = *fused_triton.in_every_place(tensors), *plan.rest
+    compiled_instead(plan.kernel, given, num_warps=plan.warps)
+
+
+def compile_launch(kernel, grid, blocks, *arguments):
+    compiled_instead(kernel, arguments, num_warps=blocks.warps, num_stages=blocks.stages)
 
 
 def compile_case(
@@ -89,8 +100,22 @@ def compile_case(
     fused_triton.backward(output, image, numbers, found, fill, job, wanted)
 
 
+def compile_convolutions(size, kernel, filters, next_kernel, pool):
+    """Forward and backward of two convolutions, the first of one channel, at batch 256."""
+
+    def empty(*shape):
+        return torch.empty(shape, device="meta", requires_grad=True)
+
+    given = (empty(256, 1, size, size), empty(filters, 1, kernel, kernel), empty(filters))
+    activations = fast_convolutions.OneChannel.apply(*given)
+    given += (empty(filters, filters, next_kernel, next_kernel), empty(filters))
+    output = fast_convolutions.ManyChannels.apply(activations, *given[3:], pool, False, "implicit")
+    torch.autograd.grad(output, given, torch.empty_like(output))
+
+
 def main() -> None:
-    fused_triton.Plan.__call__ = compile_instead
+    fused_triton.Plan.__call__ = compile_plan
+    fast_convolutions_triton.launch = compile_launch
     spline, learned = st.ThinPlateSpline((4, 4)), st.LearnedBasis(9, (12, 12))
     compile_case((256, 1, 28, 28), st.Affine())
     compile_case((64, 3, 224, 224), st.Affine(), dtype=torch.bfloat16)
@@ -113,6 +138,11 @@ def main() -> None:
     compile_case((4, 3, 16, 16), None, limit=2.0, padding="border")
     torch.use_deterministic_algorithms(True)
     compile_case((4, 3, 16, 16), None)
+    torch.use_deterministic_algorithms(False)
+    print(CONVOLUTIONS)
+    compile_convolutions(28, 9, 88, 7, 2)
+    compile_convolutions(42, 9, 85, 7, 2)
+    compile_convolutions(21, 5, 20, 5, 1)
 
 
 if __name__ == "__main__":

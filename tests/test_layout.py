@@ -81,7 +81,11 @@ EXTRA = ("filelock", "ray", "h5py", "matplotlib", "PIL", "platformdirs", "rich",
 
 # An outside package -> the files that import it.
 OWNERS = {
-    "triton": ("implementations/fused_triton.py", "implementations/triton_"),
+    "triton": (
+        "implementations/fused_triton.py",
+        "implementations/triton_",
+        "experiments/fast_convolutions_triton.py",
+    ),
     "numba": ("implementations/fused_numba.py", "implementations/cpu/"),
 }
 
@@ -203,6 +207,13 @@ def test_experiments_keep_apart(file):
         assert {parts[:2] for parts in own(file)} <= {("experiments", "spec")}
     if Path(file).stem in ("results", "tables", "pictures", "reports"):  # they read what training left behind
         assert used.isdisjoint({"engine", "runs", "checkpoints"})
+
+
+def test_fast_convolutions_need_triton_only_when_they_run():
+    """Their kernels are the one file that needs it: imported by name, when first called."""
+    users = {file for file in FILES if any("fast_convolutions_triton" in parts for parts in own(file))}
+    assert users == set()
+    assert own("experiments/fast_convolutions_triton.py") == set()
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if file.startswith("experiments/data/")])

@@ -8,6 +8,8 @@ same cell and seed that is loaded with it goes on, bit for bit on the CPU, as if
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +21,7 @@ from .data.clutter import below
 from .data.digits import Digits, DigitSet
 from .data.fixed_sets import BATCH, KINDS, as_images, fixed_batches
 from .data.random_numbers import RandomNumbers
+from .fast_convolutions import fast
 from .spec import Cell
 
 STREAM = 1_000_003  # a run's seed times this is that of its numbers: far from the fixed sets'
@@ -49,6 +52,8 @@ class Run:
             torch.manual_seed(seed)
             self.network = networks.build(cell)
         self.network.to(self.device)
+        self.mixed = self.device.type == "cuda" and cell.settings.precision == "mixed"
+        self.trained = fast(self.network) if self.mixed else self.network  # of the same parameters
         self.parameters = list(self.network.parameters())
         self.weights = joined(self.parameters)
         self.velocity = torch.zeros_like(self.weights)
@@ -67,9 +72,11 @@ class Run:
         chosen = below(len(self.labels), self.random.uniform(settings.batch))
         drawn = self.distortion.draw(settings.batch, self.random)
         labels = self.labels[chosen]
-        scores = self.network(self.distortion.apply(self.images[chosen], drawn))
-        loss = F.cross_entropy(scores, labels)
-        gradients = torch.autograd.grad(loss, self.parameters)
+        images = self.distortion.apply(self.images[chosen], drawn)
+        with tensor_cores(self.mixed):
+            scores = self.trained(images)
+            loss = F.cross_entropy(scores, labels)
+            gradients = torch.autograd.grad(loss, self.parameters)
         with torch.no_grad():
             gradient = torch.cat([part.reshape(-1) for part in gradients])
             torch.add(gradient, self.velocity, alpha=settings.momentum, out=self.velocity)
@@ -122,6 +129,17 @@ class Run:
             )
         self.random.set_state(state.numbers["drawn"])
         self.step_number = state.numbers["step"]
+
+
+@contextmanager
+def tensor_cores(wanted: bool) -> Iterator[None]:
+    """Whether products of float32 matrices on a GPU round their operands (TF32) meanwhile."""
+    switch = torch.backends.cuda.matmul
+    before, switch.allow_tf32 = switch.allow_tf32, wanted
+    try:
+        yield
+    finally:
+        switch.allow_tf32 = before
 
 
 def joined(parameters: list[Any]) -> Tensor:

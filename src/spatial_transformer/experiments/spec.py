@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+PRECISIONS = ("mixed", "float32")
+
 
 @dataclass(frozen=True)
 class Model:
@@ -41,6 +43,7 @@ class Settings:
     parameters: int = 400_000  # that a network has, as nearly as its widths allow
     held_out: int = 0  # training digits not trained on, and tested on in the place of the test digits
     curve: int = 300  # points of the curve
+    precision: str = "mixed"  # on a GPU products take rounded operands; "float32": as on the CPU
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "stages", "parameters", "curve"):
@@ -51,6 +54,8 @@ class Settings:
                 raise ValueError(f"{name} must be more than 0, got {getattr(self, name)}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be at least 0 and less than 1, got {self.momentum}")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}")
         if self.held_out < 0:
             raise ValueError(f"held_out must be at least 0, got {self.held_out}")
 

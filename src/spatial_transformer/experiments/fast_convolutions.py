@@ -1,0 +1,340 @@
+"""Convolution, rectifier and max-pooling as one operation on tensor cores, for training many small networks.
+
+``fast`` makes the networks of ``networks`` compute with it: the same function of the same parameters, float32
+as before, in products of bfloat16 that are summed in float32. ``one_channel`` is for images of one channel,
+``many_channels`` for what comes after. Nothing here waits for the device or is read by the host, so that all
+of it can be captured in a CUDA graph, and sums have a fixed order: the same bits each run.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+# Of a one-channel convolution: a patch of more pixels than 12 x 12 does not fit into a program.
+LARGEST_KERNEL = 11
+
+# Channels in memory are a multiple of this: loads of 16 bytes then never cross a pixel's border.
+MULTIPLE = 8
+
+# How convolutions over many channels are computed:
+# - "implicit": by own kernels that read the activations where they lie;
+# - "mixed": likewise, but the activations' gradient by cuDNN, which then says whether bits are the same each
+#   run. It computes (H W) / (positions) times as much and leaves no scratch: for many positions;
+# - "unfold": by copying out what each position sees, and one product of matrices;
+# - "cudnn": by PyTorch's own, in bfloat16 and channels last.
+METHODS = ("implicit", "mixed", "unfold", "cudnn")
+METHOD = "implicit"
+
+
+def fast(module: nn.Module) -> nn.Module:
+    """The same module on the same parameters, its convolutions computed fast where this file knows how to.
+
+    That is, where an ``nn.Sequential`` anywhere in it has a convolution of one channel, a rectifier and 2 x 2
+    max-pooling, and then any more convolutions with rectifiers, with such pooling or without. Everything else
+    is as it was. Names, parameters and buffers are the given module's own, so its checkpoints and its
+    optimiser are too.
+
+    >>> network = networks.convolutional(28, 88).cuda()
+    >>> scores = fast(network)(image)
+    """
+    if isinstance(module, nn.Sequential) and any(isinstance(stage, Stage) for stage in stages(module)):
+        made: nn.Module = FastSequential(module)
+    else:
+        made = copy.copy(module)
+    made._modules = {name: None if child is None else fast(child) for name, child in module._modules.items()}
+    return made
+
+
+class FastSequential(nn.Sequential):
+    """An ``nn.Sequential`` that goes through several layers at a time where it can."""
+
+    def __init__(self, module: nn.Sequential) -> None:
+        super().__init__()
+        self.training = module.training
+
+    def forward(self, input: Tensor) -> Tensor:
+        found = list(stages(self))
+        for number, stage in enumerate(found):
+            if isinstance(stage, Stage):
+                further = number + 1 < len(found) and isinstance(found[number + 1], Stage)
+                input = stage(input, further)
+            else:
+                input = stage(input)
+        return input
+
+
+class Stage(NamedTuple):
+    """A convolution, its rectifier, and the pooling behind it, if any."""
+
+    convolution: nn.Conv2d
+    pool: int
+
+    def __call__(self, input: Tensor, further: bool) -> Tensor:
+        weight, bias = self.convolution.weight, self.convolution.bias
+        assert bias is not None
+        if self.convolution.in_channels > 1:
+            return many_channels(input, weight, bias, pool=self.pool, further=further)
+        output = one_channel(input, weight, bias)
+        return output if further else output[:, : weight.shape[0]].float()
+
+
+def stages(layers: nn.Sequential) -> Iterator[Stage | nn.Module]:
+    """What a sequence of layers is gone through in."""
+    rest: Sequence[nn.Module] = list(layers)
+    before = False  # whether a stage came right before
+    while rest:
+        stage = stage_of(rest, before)
+        before = stage is not None
+        yield stage or rest[0]
+        rest = rest[(2 if stage.pool == 1 else 3) if stage else 1 :]
+
+
+def stage_of(layers: Sequence[nn.Module], before: bool) -> Stage | None:
+    """The stage that a sequence of layers begins with, if it does."""
+    convolution = layers[0]
+    if not isinstance(convolution, nn.Conv2d) or len(layers) < 2 or not isinstance(layers[1], nn.ReLU):
+        return None
+    pool = 2 if len(layers) > 2 and pools_by_2(layers[2]) else 1
+    one = convolution.in_channels == 1
+    plain = (
+        convolution.kernel_size[0] == convolution.kernel_size[1]
+        and convolution.stride == convolution.dilation == (1, 1)
+        and convolution.padding == (0, 0)
+        and convolution.groups == 1
+        and convolution.bias is not None
+    )
+    known = pool == 2 and convolution.kernel_size[0] <= LARGEST_KERNEL if one else before
+    return Stage(convolution, pool) if plain and known else None
+
+
+def pools_by_2(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.MaxPool2d) and (
+        layer.kernel_size in (2, (2, 2))
+        and layer.stride in (2, (2, 2))
+        and layer.padding in (0, (0, 0))
+        and layer.dilation in (1, (1, 1))
+        and not layer.ceil_mode
+        and not layer.return_indices
+    )
+
+
+def kernels() -> Any:
+    """The kernels, imported when they are first needed: they need Triton."""
+    return importlib.import_module(".fast_convolutions_triton", __package__)
+
+
+def padded(channels: int) -> int:
+    """Channels in memory."""
+    return -(-channels // MULTIPLE) * MULTIPLE
+
+
+# One input channel
+
+
+def one_channel(image: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """max_pool2d(relu(conv2d(image, weight, bias)), 2) of images of one channel, in bfloat16 channels last.
+
+    [N, 1, H, W], [F, 1, k, k], [F] in float32 -> [N, C, h, w], where C is F up to a multiple of 8, and the
+    channels from F on are zero: what ``many_channels`` takes.
+    """
+    check(image, weight, bias)
+    if image.shape[1] != 1:
+        raise ValueError(f"image must be [N, 1, H, W], got {list(image.shape)}")
+    if weight.shape[-1] > LARGEST_KERNEL:
+        raise ValueError(f"weight must be of at most {LARGEST_KERNEL} px, got {list(weight.shape)}")
+    if image.dtype != torch.float32:
+        raise TypeError(f"image must be float32, got {image.dtype}")
+    if min(image.shape[2:]) < weight.shape[-1] + 1:
+        raise ValueError(f"image of {list(image.shape)} leaves nothing to pool of {list(weight.shape)}")
+    check_device(image)
+    found: Tensor = OneChannel.apply(image, weight, bias)
+    return found
+
+
+class OneChannel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, image: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        batch, _, height, width = image.shape
+        channels = padded(weight.shape[0])
+        sizes = kernels().OneChannel(batch, height, width, weight.shape[-1], weight.shape[0], channels)
+        image = image.contiguous()
+        output, index, packed = kernels().one_channel_forward(
+            image, weight.contiguous(), bias.contiguous(), sizes
+        )
+        ctx.save_for_backward(image, index, packed)
+        ctx.sizes = sizes
+        found: Tensor = output.view(batch, *sizes.pooled, channels).permute(0, 3, 1, 2)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        image, index, packed = ctx.saved_tensors
+        rows = gradient.permute(0, 2, 3, 1).reshape(index.shape).to(torch.bfloat16).contiguous()
+        of_image = of_weight = of_bias = None
+        if ctx.needs_input_grad[0]:
+            of_image = kernels().one_channel_image_gradient(rows, index, packed, ctx.sizes)
+        if any(ctx.needs_input_grad[1:]):
+            of_weight, of_bias = kernels().one_channel_weight_gradient(image, rows, index, ctx.sizes)
+        return of_image, of_weight, of_bias
+
+
+# Many input channels
+
+
+def many_channels(
+    activations: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    pool: int = 2,
+    further: bool = False,
+    method: str | None = None,
+) -> Tensor:
+    """max_pool2d(relu(conv2d(activations, weight, bias)), pool), where ``pool`` is 1 or 2.
+
+    [N, C, H, W] as ``one_channel`` gives them, whose channels beyond the weight's are zero; [F, C', k, k] and
+    [F] in float32 -> [N, F, h, w] in float32; ``further``: as ``one_channel`` gives them, for another such
+    convolution. ``method``: one of METHODS; METHOD if None.
+    """
+    check(activations, weight, bias)
+    method = METHOD if method is None else method
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {METHODS}, got {method!r}")
+    if pool not in (1, 2):
+        raise ValueError(f"pool must be 1 or 2, got {pool!r}")
+    if activations.dtype != torch.bfloat16 or activations.shape[1] != padded(weight.shape[1]):
+        raise ValueError(
+            f"activations must be bfloat16 of {padded(weight.shape[1])} channels, "
+            f"got {activations.dtype} {list(activations.shape)}"
+        )
+    if min(activations.shape[2:]) < weight.shape[-1] + pool - 1:
+        raise ValueError(f"activations of {list(activations.shape)} leave nothing of {list(weight.shape)}")
+    check_device(activations)
+    if method == "cudnn":
+        return by_cudnn(activations, weight, bias, pool, further)
+    found: Tensor = ManyChannels.apply(activations, weight, bias, pool, further, method)
+    return found
+
+
+def by_cudnn(activations: Tensor, weight: Tensor, bias: Tensor, pool: int, further: bool) -> Tensor:
+    missing = activations.shape[1] - weight.shape[1]
+    extra = padded(weight.shape[0]) - weight.shape[0] if further else 0
+    if missing or extra:
+        weight, bias = F.pad(weight, (0, 0, 0, 0, 0, missing, 0, extra)), F.pad(bias, (0, extra))
+    weight = weight.to(torch.bfloat16, memory_format=torch.channels_last)
+    found = F.conv2d(activations, weight, bias.to(torch.bfloat16)).relu()
+    found = F.max_pool2d(found, 2) if pool == 2 else found
+    return found if further else found.float()
+
+
+class ManyChannels(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, activations: Tensor, weight: Tensor, bias: Tensor, pool: int, further: bool, method: str
+    ) -> Tensor:
+        batch, channels, height, width = activations.shape
+        filters, inputs, kernel, _ = weight.shape
+        sizes = kernels().ManyChannels(
+            batch, height, width, kernel, inputs, channels, filters, padded(filters), pool
+        )
+        activations = activations.permute(0, 2, 3, 1).contiguous()  # [N, H, W, C]
+        packed = kernels().pack(weight.contiguous(), sizes)
+        if method == "unfold":
+            parts = product(unfolded(activations, kernel), packed.T)[None]
+        else:
+            parts = kernels().product(activations, packed, sizes)
+        if further:
+            stored = activations.new_empty((batch, *sizes.pooled, padded(filters)))
+            output: Tensor = stored.permute(0, 3, 1, 2)
+        else:
+            output = activations.new_empty((batch, filters, *sizes.pooled), dtype=torch.float32)
+        index = kernels().pooled(parts, bias.contiguous(), output, sizes)
+        ctx.save_for_backward(activations, index, packed)
+        ctx.sizes, ctx.method = sizes, method
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        activations, index, packed = ctx.saved_tensors
+        positions, bias_sums = kernels().unpooled(gradient, index, ctx.sizes)
+        of_activations = of_weight = of_bias = None
+        if ctx.needs_input_grad[0]:
+            if ctx.method == "mixed":
+                of_activations = input_gradient_by_cudnn(positions, activations, packed, ctx.sizes.kernel)
+            else:
+                found = kernels().input_gradient(positions, packed, ctx.sizes)
+                of_activations = found.permute(0, 3, 1, 2)
+        if any(ctx.needs_input_grad[1:3]):
+            if ctx.method == "unfold":
+                sums = product(positions.T, unfolded(activations, ctx.sizes.kernel))[None]
+            else:
+                sums = kernels().weight_shares(activations, positions, ctx.sizes)
+            of_weight, of_bias = kernels().weight_gradient(sums, bias_sums, ctx.sizes)
+        return of_activations, of_weight, of_bias, None, None, None
+
+
+def input_gradient_by_cudnn(positions: Tensor, activations: Tensor, packed: Tensor, kernel: int) -> Tensor:
+    """What the positions got, [positions, F] -> the gradient of the activations, [N, C, H, W]"""
+    batch, height, width, channels = activations.shape
+    got = positions.view(batch, height - kernel + 1, width - kernel + 1, -1)
+    weight = packed.view(-1, kernel, kernel, channels)
+    found: Tensor = torch.ops.aten.convolution_backward(
+        *(tensor.permute(0, 3, 1, 2) for tensor in (got, activations, weight)),
+        None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, False, False],
+    )[0]  # fmt: skip
+    return found
+
+
+def unfolded(activations: Tensor, kernel: int) -> Tensor:
+    """[N, H, W, C] -> [positions, (y, x, c)]: what each position sees."""
+    whole = activations.view(torch.int64)  # four numbers at a time: a quarter of the elements to copy
+    batch, height, width, channels = whole.shape
+    by_image, by_row, by_pixel, _ = whole.stride()
+    seen = whole.as_strided(
+        (batch, height - kernel + 1, width - kernel + 1, kernel, kernel * channels),
+        (by_image, by_row, by_pixel, by_row, 1),
+    )
+    return seen.reshape(-1, kernel * kernel * channels).view(torch.bfloat16)
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """Of bfloat16 matrices, in float32."""
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
+
+
+def check(input: Tensor, weight: Tensor, bias: Tensor) -> None:
+    """What both kinds ask for."""
+    if input.ndim != 4 or weight.ndim != 4 or weight.shape[2] != weight.shape[3]:
+        raise ValueError(
+            f"expected [N, C, H, W] and a square weight [F, C, k, k], got {list(input.shape)} "
+            f"and {list(weight.shape)}"
+        )
+    if bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias must be [{weight.shape[0]}], got {list(bias.shape)}")
+    if weight.dtype != torch.float32 or bias.dtype != torch.float32:
+        raise TypeError(f"weight and bias must be float32, got {weight.dtype} and {bias.dtype}")
+    if len({input.device, weight.device, bias.device}) > 1:
+        raise ValueError(
+            f"input, weight and bias must be on one device: {input.device}, {weight.device}, {bias.device}"
+        )
+    if input.numel() * weight.shape[0] >= 2**31:
+        raise ValueError(f"input of {list(input.shape)} is too large for {weight.shape[0]} filters")
+    if input.shape[0] == 0:
+        raise ValueError("input must hold an image")
+
+
+def check_device(input: Tensor) -> None:
+    if input.device.type != "cuda" and not kernels().INTERPRETED:
+        raise RuntimeError(f"fast convolutions need a CUDA device, got tensors on {input.device}")
