@@ -141,7 +141,17 @@ def captured(calls: Sequence[Call], count: int) -> Callable[[], None]:
         # Sums by atomics differ in their order; a graph that misses a kernel differs altogether.
         if not (found - wanted).abs().max() <= 1e-2 * wanted.abs().max():
             raise RuntimeError("a replayed graph gives something else")
-    return graph.replay
+    return keeping(graph.replay, calls)
+
+
+def keeping(replay: Callable[[], None], owners: object) -> Callable[[], None]:
+    """A replay that keeps those alive who own what its graph reads: the next capture frees unused memory."""
+
+    def kept() -> None:
+        replay()
+
+    kept.owners = owners  # type: ignore[attr-defined]
+    return kept
 
 
 def from_python(calls: Sequence[Call]) -> Turn:
