@@ -20,7 +20,7 @@ test: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 quickstart: setup
-	$(BIN)/stn info
+	$(BIN)/stn quickstart
 
 lint: setup
 	$(BIN)/ruff check .

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import datetime
-import importlib.util
 import json
 import os
-import platform
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy
-import torch
-
-import spatial_transformer as st
+from spatial_transformer.experiments import provenance
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -27,21 +21,8 @@ def heading() -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **commit(),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": numpy.__version__,
-            "spatial_transformer": st.__version__,
-            **{name: installed(name) for name in ("triton", "numba") if importlib.util.find_spec(name)},
-        },
+        "versions": provenance.versions(),
     }
-
-
-def installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:  # on the path, but not by an installer
-        return None
 
 
 def commit() -> dict[str, Any]:

@@ -27,7 +27,7 @@ from .data.fixed_sets import as_images, fixed_set
 from .extra import extra
 from .networks import CLASSES, FAMILIES
 from .probes import Probe
-from .results import Result, Wanted, by_cell
+from .results import AS_THE_PAPER, Result, Wanted, by_cell
 from .spec import Cell, Data, Experiment
 
 PICTURES = ("overview", "cases", "curves", "means", "animation")
@@ -72,7 +72,8 @@ class Trained(NamedTuple):
     def footer(self) -> str:
         record = self.result.record
         error = "failed" if record.error is None else f"test error {record.error:.2f} %"
-        paper = "" if self.cell.paper is None else f" (the paper's {self.cell.paper:.1f} %)"
+        as_the_paper = self.cell.paper is not None and AS_THE_PAPER.counts(self.result)
+        paper = f" (the paper's {self.cell.paper:.1f} %)" if as_the_paper else ""
         return f"{record.digits} {self.cell.name}, seed {record.seed}, {record.steps:,} steps: {error}{paper}"
 
 

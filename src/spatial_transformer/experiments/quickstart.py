@@ -22,8 +22,8 @@ EXPERIMENT, KIND, WITHOUT, WITH = "distorted-mnist", "RTS", "FCN", "ST-FCN affin
 
 # Short of the paper's schedule, but where the difference is plain: by the digits at hand.
 SETTINGS = {
-    mnist.NAME: Settings(steps=2400, batch=128, learning_rate=0.05),
-    uci_digits.NAME: Settings(steps=2400, batch=128, learning_rate=0.05),
+    mnist.NAME: Settings(steps=9000, batch=128, learning_rate=0.02),
+    uci_digits.NAME: Settings(steps=6000, batch=128, learning_rate=0.02),
 }
 
 

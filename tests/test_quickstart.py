@@ -1,0 +1,71 @@
+"""The quick start, shortened: it trains both networks, says both errors, draws, and goes on when stopped."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("filelock")
+pytest.importorskip("matplotlib")
+Image = pytest.importorskip("PIL.Image")
+
+from spatial_transformer.cli import main  # noqa: E402
+from spatial_transformer.experiments import provenance, quickstart, records  # noqa: E402
+from spatial_transformer.experiments.data import uci_digits  # noqa: E402
+from spatial_transformer.experiments.spec import Settings  # noqa: E402
+
+COMMAND = ["quickstart", "--digits", "packaged"]
+
+
+@pytest.fixture
+def short(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(steps=60, batch=32, learning_rate=0.05, parameters=100_000, curve=10)
+    monkeypatch.setitem(quickstart.SETTINGS, uci_digits.NAME, settings)
+
+
+def test_the_quick_start(short, capsys):
+    assert main(COMMAND) == 0
+    said = capsys.readouterr().out
+    errors = {record.cell: record.error for record in records.of("distorted-mnist", Path("quickstart"))}
+    assert set(errors) == {"RTS/FCN", "RTS/ST-FCN affine"}
+    assert re.search(rf"without a spatial transformer +{errors['RTS/FCN']:.2f} % wrong", said)
+    assert re.search(rf"with a spatial transformer +{errors['RTS/ST-FCN affine']:.2f} % wrong", said)
+    (picture,) = Path("quickstart").rglob("*.png")
+    assert str(picture) in said
+    assert Image.open(picture).size[0] > 600
+    before = picture.stat().st_mtime_ns
+    assert main(COMMAND) == 0  # nothing is trained a second time
+    again = capsys.readouterr().out
+    assert "begins" not in again
+    assert again.splitlines()[-3:-1] == said.splitlines()[-3:-1]
+    assert picture.stat().st_mtime_ns > before
+
+
+def test_a_stopped_quick_start_goes_on(short, capsys, monkeypatch):
+    trained = quickstart.engine.train
+    monkeypatch.setattr(
+        quickstart.engine,
+        "train",
+        lambda *given, **options: trained(*given, **{**options, "stop": lambda: True}),
+    )
+    assert main(COMMAND) == 130
+    assert "not finished; the same command goes on" in capsys.readouterr().out
+    monkeypatch.setattr(quickstart.engine, "train", trained)
+    assert main(COMMAND) == 0
+    assert "goes on after step 1" in capsys.readouterr().out
+
+
+def test_the_commit_of_this_code(monkeypatch, tmp_path):
+    here = Path(provenance.__file__).parent
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True)
+    if head.returncode == 0:
+        assert provenance.commit().removesuffix("-modified") == head.stdout.strip()
+    monkeypatch.setenv(provenance.VARIABLE, "abc")
+    assert provenance.commit() == "abc"
+    monkeypatch.delenv(provenance.VARIABLE)
+    monkeypatch.setenv("PATH", str(tmp_path))  # no git
+    assert provenance.commit().startswith("version ")
