@@ -35,6 +35,8 @@ bench: setup
 bench-gpu:
 	PYTHONPATH=src $(PYTHON) -m benchmarks.run --suite gpu --out benchmarks/results/gpu.json
 	PYTHONPATH=src $(PYTHON) -m benchmarks.data --device cuda --out benchmarks/results/data_gpu.json
+	PYTHONPATH=src $(PYTHON) -m benchmarks.convolutions --device cuda --out benchmarks/results/convolutions_gpu.json
+	PYTHONPATH=src $(PYTHON) -m benchmarks.steps --out benchmarks/results/steps_gpu.json
 
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu_tests

@@ -1,0 +1,154 @@
+"""How long a step of training takes: ``python -m benchmarks.steps --out RESULT.json``.
+
+The whole of it: digits drawn and distorted, forward, backward, update, batch 256, in a CUDA graph. A cell
+alone, a dozen of the same side by side, and all cells of both tables. Each in both precisions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from spatial_transformer.experiments.catalogue import EXPERIMENTS
+from spatial_transformer.experiments.data import uci_digits
+from spatial_transformer.experiments.lockstep import Lockstep
+from spatial_transformer.experiments.runs import Run
+from spatial_transformer.experiments.spec import PRECISIONS, Cell
+
+from . import cuda
+from .record import heading, write
+from .table import with_table
+
+CELLS = {cell.name: cell for experiment in EXPERIMENTS.values() for cell in experiment.cells}
+AT_ONCE = 12
+ROUNDS = 5
+ALL = "all 36 cells"
+
+
+class Case(NamedTuple):
+    """Some cells, and the milliseconds that a step of one of them may take, on an H200, in its share."""
+
+    name: str
+    cells: tuple[str, ...]
+    goal: float | None = None
+
+
+CASES = (
+    Case("FCN on R", ("R/FCN",), 0.05),
+    Case("ST-FCN affine on R", ("R/ST-FCN affine",), 0.10),
+    Case("CNN on R", ("R/CNN",)),
+    Case("ST-CNN affine on R", ("R/ST-CNN affine",), 0.45),
+    Case("CNN on RTS", ("RTS/CNN",)),
+    Case("ST-CNN affine on RTS", ("RTS/ST-CNN affine",), 0.60),
+    Case("ST-CNN spline on E", ("E/ST-CNN spline",)),
+    Case("CNN on TC", ("TC/CNN",)),
+    Case("ST-CNN on TC", ("TC/ST-CNN",)),
+    Case(ALL, tuple(CELLS), 35 * 60_000 / 150_000 / len(CELLS)),  # one seed in 35 minutes
+)
+
+
+def measured(cells: Sequence[Cell], device: str, steps: int) -> float:
+    """Milliseconds of a step of all, the median of rounds."""
+    digits = uci_digits.load()
+    together = Lockstep([Run(cell, seed, digits, device) for seed, cell in enumerate(cells)])
+    together.advance(2)
+    rounds = []
+    for _ in range(ROUNDS):
+        begin = time.perf_counter()
+        together.advance(steps)
+        rounds.append((time.perf_counter() - begin) / steps)
+    for run in together.runs:
+        loss, _ = run.means(2 + ROUNDS * steps)
+        if not 0 < loss < 20:
+            raise RuntimeError(f"{run.cell.name} does not train: its loss is {loss}")
+    return 1000 * statistics.median(rounds)
+
+
+def run(
+    device: str, steps: int, cases: Sequence[Case], counts: Sequence[int], **changes: Any
+) -> dict[str, Any]:
+    """The result of all cases. ``counts``: how many of one cell, side by side."""
+    result: dict[str, Any] = {"suite": "steps", **heading(), "device": device_of(device), "cases": []}
+    for case in cases:
+        row: dict[str, Any] = {"name": case.name, "goal": case.goal, "milliseconds": {}}
+        for precision in PRECISIONS:
+            for count in counts if len(case.cells) == 1 else [1]:
+                print(f"{case.name}, {precision}, {count} at once ...", file=sys.stderr, flush=True)
+                cells = [
+                    with_settings(CELLS[name], precision=precision, **changes) for name in case.cells
+                ] * count
+                row["milliseconds"][f"{precision}, {len(cells)}"] = measured(cells, device, steps)
+                if device == "cuda":
+                    torch.cuda.empty_cache()
+        result["cases"].append(row)
+    return result
+
+
+def with_settings(cell: Cell, **changes: Any) -> Cell:
+    return dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, **changes))
+
+
+def device_of(device: str) -> dict[str, Any]:
+    return {**(cuda.describe() if device == "cuda" else {"name": "CPU"}), "kind": device}
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """The result as a table: milliseconds of a step, in a cell's share."""
+    lines = [
+        "| cells | at once | mixed, ms each | float32, ms each | mixed, all 150,000 steps of all | goal |",
+        "|---|---|---|---|---|---|",
+    ]
+    for case in result["cases"]:
+        found = case["milliseconds"]
+        counts = sorted({int(key.split(", ")[1]) for key in found})
+        for count in counts:
+            mixed, plain = (found[f"{precision}, {count}"] for precision in PRECISIONS)
+            goal = ""
+            if case["goal"] is not None and count == counts[-1]:
+                goal = f"{case['goal']:.2f} {'met' if mixed / count <= case['goal'] else 'missed'}"
+            minutes = f"{mixed * 150_000 / 60_000:.1f} min"
+            cells = [case["name"], str(count), f"{mixed / count:.3f}", f"{plain / count:.3f}", minutes, goal]
+            lines.append(f"| {' | '.join(cells)} |")
+    device, versions = result["device"], result["versions"]
+    return "\n".join([*lines, "", f"{device['name']}, torch {versions['torch']}, {result['date'][:10]}."])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.steps", description="Steps of training.")
+    parser.add_argument("--out", type=Path, help="write the result here, as JSON")
+    parser.add_argument("--quick", action="store_true", help="a smoke run on the CPU: no measurements")
+    parser.add_argument("--steps", type=int, default=100, help="of a round")
+    parser.add_argument("--table", type=Path, help="measure nothing: show this result's table")
+    parser.add_argument("--into", type=Path, help="with --table: put it into this document")
+    given = parser.parse_args(argv)
+    if given.table is not None:
+        table = markdown(json.loads(given.table.read_text()))
+        if given.into is None:
+            print(table)
+        else:
+            given.into.write_text(with_table(given.into.read_text(), given.table.as_posix(), table))
+        return 0
+    if given.quick:
+        result = run("cpu", 1, [CASES[0], CASES[1]], [1, 2], batch=8)
+    else:
+        reason = cuda.why_not()
+        if reason is not None:
+            parser.error(reason)
+        result = run("cuda", given.steps, CASES, [1, AT_ONCE])
+    if given.out is not None:
+        write(result, given.out)
+    print(markdown(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
