@@ -28,7 +28,7 @@ from spatial_transformer.experiments.data.random_numbers import RandomNumbers
 from . import cpu, cuda
 from .measure import BUSY, QUICK, Device, Effort, Turn, interleaved, quartiles
 from .record import heading, write
-from .table import milliseconds, with_table
+from .table import milliseconds, show
 
 DEVICES: dict[str, Device] = {"cpu": cpu.DEVICE, "cuda": cuda.DEVICE}
 EFFORT = {"cpu": Effort(processes=0, rounds=10, seconds=2.0, patience=10.0), "cuda": cuda.DEVICE.effort}
@@ -224,11 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--into", type=Path, help="with --table: put it into this document")
     given = parser.parse_args(argv)
     if given.table is not None:
-        table = markdown(json.loads(given.table.read_text()))
-        if given.into is None:
-            print(table)
-        else:
-            given.into.write_text(with_table(given.into.read_text(), given.table.as_posix(), table))
+        show(markdown(json.loads(given.table.read_text())), given.table, given.into)
         return 0
     reason = DEVICES[given.device].why_not()
     if reason is not None:

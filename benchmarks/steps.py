@@ -26,7 +26,7 @@ from spatial_transformer.experiments.spec import PRECISIONS, Cell
 
 from . import cuda
 from .record import heading, write
-from .table import with_table
+from .table import show
 
 CELLS = {cell.name: cell for experiment in EXPERIMENTS.values() for cell in experiment.cells}
 AT_ONCE = 12
@@ -131,11 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--into", type=Path, help="with --table: put it into this document")
     given = parser.parse_args(argv)
     if given.table is not None:
-        table = markdown(json.loads(given.table.read_text()))
-        if given.into is None:
-            print(table)
-        else:
-            given.into.write_text(with_table(given.into.read_text(), given.table.as_posix(), table))
+        show(markdown(json.loads(given.table.read_text())), given.table, given.into)
         return 0
     if given.quick:
         result = run("cpu", 1, [CASES[0], CASES[1]], [1, 2], batch=8)

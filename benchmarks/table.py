@@ -236,11 +236,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--into", type=Path, help="put it into this document, between the result's comment and the next"
     )
     given = parser.parse_args(argv)
-    table = markdown(json.loads(given.result.read_text()))
-    if given.into is None:
+    show(markdown(json.loads(given.result.read_text())), given.result, given.into)
+
+
+def show(table: str, result: Path, into: Path | None) -> None:
+    """Prints a table, or puts it into a document."""
+    if into is None:
         print(table)
     else:
-        given.into.write_text(with_table(given.into.read_text(), given.result.as_posix(), table))
+        into.write_text(with_table(into.read_text(), result.as_posix(), table))
 
 
 def with_table(document: str, result: str, table: str) -> str:
