@@ -42,8 +42,8 @@ def fast(module: nn.Module) -> nn.Module:
     is as it was. Names, parameters and buffers are the given module's own, so its checkpoints and its
     optimiser are too.
 
-    >>> network = networks.convolutional(28, 88).cuda()
-    >>> scores = fast(network)(image)
+    >>> network = networks.convolutional(28, 88).cuda()                                # doctest: +SKIP
+    >>> scores = fast(network)(image)                                                  # doctest: +SKIP
     """
     if isinstance(module, nn.Sequential) and any(isinstance(stage, Stage) for stage in stages(module)):
         made: nn.Module = FastSequential(module)
