@@ -75,7 +75,7 @@ def test_settings_as_text():
         ({"steps": "1.5"}, "steps must be a whole number, got '1.5'"),
         ({"drop": "x"}, "drop must be a number, got 'x'"),
         ({"steps": "0"}, "steps must be at least 1, got 0"),
-        ({"learning_rate": "nan"}, "learning_rate must be more than 0, got nan"),
+        ({"learning_rate": "nan"}, "learning_rate must be a number more than 0, got nan"),
         ({"momentum": "1"}, "momentum must be at least 0 and less than 1, got 1.0"),
         ({"held_out": "-1"}, "held_out must be at least 0, got -1"),
     ],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -69,7 +71,7 @@ def test_a_killed_worker_is_replaced(two_workers, digits, tmp_path):
         while not checkpoint.exists():
             time.sleep(0.02)
         # Both train: the one that holds the lock on the second cell is known by its open files.
-        lock = str(checkpoint.with_suffix(".lock"))
+        lock = str(spread[1].lock)
         for worker in workers():
             held = [os.readlink(file) for file in Path(f"/proc/{worker}/fd").iterdir() if file.is_symlink()]
             if lock in held:
@@ -106,7 +108,47 @@ def test_stop_and_time_limit(two_workers, digits, tmp_path):
     assert [job.cell.name for job in outcome.left] == ["R/FCN"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_of_the_command_saves(number, tmp_path):
+    """Ray puts a handler of its own in the place of ours."""
+    command = [
+        sys.executable,
+        "-m",
+        "spatial_transformer.cli",
+        "train",
+        "distorted-mnist",
+        "--digits",
+        "packaged",
+    ]
+    command += ["--data", "R", "--model", "FCN", "batch=16", "steps=1000000", "--save-every", "5m", "--ray"]
+    said = tmp_path / "said"
+    with said.open("w") as file, subprocess.Popen(command, cwd=tmp_path, stdout=file, stderr=file) as process:
+        begin = time.monotonic()
+        while "begins" not in said.read_text():
+            assert time.monotonic() < begin + 120
+            assert process.poll() is None, said.read_text()
+            time.sleep(0.1)
+        time.sleep(1)
+        process.send_signal(number)
+        process.wait(timeout=90)
+    assert process.returncode == 130, said.read_text()
+    (checkpoint,) = tmp_path.glob("runs/*/*.checkpoint.safetensors")
+    assert checkpoints.load(checkpoint).state.numbers["step"] > 0
+
+
+def test_a_time_limit_of_many(two_workers, digits, tmp_path):
+    many = engine.jobs(
+        [job.cell for job in jobs(tmp_path, ["R/FCN"], steps=1_000_000)], range(12), tmp_path, tmp_path
+    )
+    begin = time.monotonic()
+    outcome = cluster.train(many, digits, deadline=begin + 8)
+    assert len(outcome.left) == 12
+    assert time.monotonic() < begin + 8 + 12
+
+
 def test_what_a_task_raises_is_said_of_its_cell(two_workers, digits, tmp_path):
+    (other,) = jobs(tmp_path, ["E/FCN"])
     (job,) = jobs(tmp_path, ["R/FCN"], parameters=10)
     with pytest.raises(cluster.TaskError, match=r"^R/FCN, seed 0: R/FCN: parameters must be at least"):
-        cluster.train([job], digits)
+        cluster.train([job, other], digits)
+    assert other.record.exists()  # the others are trained nevertheless

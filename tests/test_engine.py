@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("filelock")
+filelock = pytest.importorskip("filelock")
 safetensors = pytest.importorskip("safetensors.torch")
 
 from spatial_transformer.cli import main  # noqa: E402
@@ -159,12 +159,12 @@ def test_a_deadline(digits):
 def test_two_processes_never_train_one_cell(digits):
     one, other = jobs("R/FCN", "E/FCN")
     holder = "lock = filelock.FileLock(sys.argv[1]); lock.acquire(); print('held', flush=True); input()"
-    one.checkpoint.parent.mkdir(parents=True)
+    one.lock.parent.mkdir(parents=True)
     command = [
         sys.executable,
         "-c",
         f"import filelock, sys; {holder}",
-        str(one.checkpoint.with_suffix(".lock")),
+        str(one.lock),
     ]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "held\n"
@@ -174,6 +174,53 @@ def test_two_processes_never_train_one_cell(digits):
         process.communicate("\n")
     assert not one.record.exists()
     assert [record.cell for record in engine.train([one], digits, CPU).records] == ["R/FCN"]
+
+
+def test_a_cell_that_is_done_is_free_again(digits):
+    """Also while others are still trained."""
+    seen = []
+
+    class Watcher(Lines):
+        def ended(self, record):
+            other = filelock.FileLock(first.lock)
+            with other.acquire(timeout=0):
+                seen.append(record.cell)
+
+    first, second = jobs("R/FCN", "E/FCN")
+    second = second._replace(
+        cell=dataclasses.replace(second.cell, settings=Settings(**SMALL | {"steps": 60}))
+    )
+    engine.train([first, second], digits, CPU, at_once=2, watcher=Watcher(2))
+    assert seen == ["R/FCN", "E/FCN"]
+
+
+def test_a_folder_that_cannot_be_written_is_found_out_first(digits):
+    (job,) = jobs("R/FCN")
+    Path("results").write_text("no folder")
+    with pytest.raises(OSError, match="results"):
+        engine.train([job], digits, CPU, watcher=Never())
+
+
+class Never:
+    """A watcher that must not see anything begin."""
+
+    def began(self, training):
+        pytest.fail("it begins")
+
+
+def test_a_run_stopped_at_its_last_step_is_finished_by_the_next(digits, monkeypatch):
+    monkeypatch.setattr(engine, "PATIENCE", 0.0)
+    (job,) = jobs("R/FCN", steps=3)
+    assert engine.train([job], digits, CPU, stop=counted(3)).left == [job]
+    assert checkpoints.load(job.checkpoint).state.numbers["step"] == 3
+    (record,) = engine.train([job], digits, CPU).records
+    assert (record.status, record.steps, len(record.curve)) == ("done", 3, 3)
+
+
+def test_a_passed_deadline_begins_nothing(digits):
+    wanted = jobs("R/FCN", "E/FCN")
+    outcome = engine.train(wanted, digits, CPU, deadline=time.monotonic() - 1, watcher=Never())
+    assert outcome.left == wanted
 
 
 def test_a_diverged_run_is_recorded_as_failed(digits):
@@ -206,6 +253,16 @@ def test_a_checkpoint_of_another_run_is_not_gone_on_with(digits):
     (changed,) = jobs("R/FCN", momentum=0.5)
     with pytest.raises(checkpoints.CheckpointError, match=r"another run \(momentum=0.9\)"):
         engine.train([changed], digits, CPU)
+    (other,) = jobs("R/FCN", seeds=(1,))
+    with pytest.raises(
+        checkpoints.CheckpointError, match=r"another run \(cell=distorted-mnist R/FCN, seed 0\)"
+    ):
+        engine.train([other._replace(checkpoint=job.checkpoint)], digits, CPU)
+    kept = checkpoints.load(job.checkpoint)
+    del kept.state.tensors["velocity"]
+    checkpoints.save(kept, job.checkpoint)
+    with pytest.raises(checkpoints.CheckpointError, match=r"does not fit .* remove it to begin anew"):
+        engine.train([job], digits, CPU)
 
 
 def test_the_learning_rate_is_that_of_each_step(digits, monkeypatch):
@@ -293,6 +350,17 @@ def test_an_interrupt_saves(number):
     assert checkpoints.load(found("runs/*/*.checkpoint.safetensors")).state.numbers["step"] > 0
 
 
+@pytest.mark.slow
+def test_nobody_reading_does_not_stop_it():
+    """`stn train ... | head -1`"""
+    with started("--model", "FCN", "--seed", "0,1", *small(learning_rate=0.2, stages=1)) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        process.wait(timeout=120)
+    assert process.returncode == 0
+    assert len(list(Path("results").rglob("*.json"))) == 2
+
+
 def test_the_command(capsys):
     options = ["--model", "fcn", "--seed", "0,1", *small()]
     assert main([*TRAIN, *options]) == 0
@@ -323,7 +391,12 @@ def test_failed_runs_and_again(capsys):
     assert "FAILED, the loss is nan" in capsys.readouterr().out
     assert main([*TRAIN, *options]) == 0
     assert "every cell has its record" in capsys.readouterr().out
+    kept = found("results/*/*.json").read_bytes()
+    assert main([*TRAIN, *options, "--again", "--device", "abacus"]) == 1
+    assert found("results/*/*.json").read_bytes() == kept  # a failure stays until there is another record
+    capsys.readouterr()
     assert main([*TRAIN, *options, "--again"]) == 1
+    assert "begins" in capsys.readouterr().out
 
 
 def test_a_time_limit(capsys):
@@ -340,6 +413,7 @@ def test_a_time_limit(capsys):
         (["--model", "ST-FCN afine"], "did you mean ST-FCN affine?"),
         (["--data", "RST"], "data must be one of R, RTS, P, E, got 'RST'; did you mean RTS?"),
         (["--device", "abacus"], "--device abacus:"),
+        (["drop=inf"], "drop must be a number more than 0, got inf"),
         (["parameters=10"], "parameters must be at least"),
     ],
 )
@@ -349,7 +423,8 @@ def test_bad_arguments(arguments, message, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--seed", "a"], ["--seed", "-1"], ["--time-limit", "soon"], ["--at-once", "0"]]
+    "arguments",
+    [["--seed", "a"], ["--seed", "-1"], ["--time-limit", "soon"], ["--at-once", "0"], ["--ray", "steps=3"]],
 )
 def test_arguments_that_do_not_parse(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
@@ -370,7 +445,7 @@ def test_lines(digits, monkeypatch):
     with Lines(1, said.append) as watcher:
         (record,) = engine.train([job], digits, CPU, watcher=watcher).records
     assert said[0] == "R/FCN, seed 0: begins"
-    assert "R/FCN, seed 0: step 6 of 30" in said[-6] or any("step 30 of 30, loss" in line for line in said)
+    assert any("R/FCN, seed 0: step 30 of 30, loss" in line for line in said)
     assert any("images a second" in line for line in said)
     assert said[-1].startswith(f"R/FCN, seed 0: {record.error:.2f} % of UCI digits wrong")
 

@@ -24,6 +24,7 @@ COMMAND = ["quickstart", "--digits", "packaged"]
 def short(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = Settings(steps=60, batch=32, learning_rate=0.05, parameters=100_000, curve=10)
+    monkeypatch.setattr(quickstart.engine, "STUCK", 100.0)  # some dozen steps teach next to nothing
     monkeypatch.setitem(quickstart.SETTINGS, uci_digits.NAME, settings)
 
 

@@ -7,6 +7,7 @@ elsewhere by Ray, and goes on from its checkpoint. The digits travel with the ta
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from .engine import Job, Outcome
 from .extra import extra
 from .interrupts import asked_to_stop
 
-LOCAL = "local"  # the address that means: workers on this machine
+LOCAL = "local"  # what Ray calls workers of its own on this machine
 RETRIES = 10  # how often a task is begun again when its worker died
 GPU_SHARE = 1 / 8  # of a GPU that a cell takes: it leaves most of one idle
 LOOK_EVERY = 1.0  # seconds
@@ -40,7 +41,10 @@ def connected(address: str) -> Any:
     ray = extra("ray", extra="cluster")
     mine = not ray.is_initialized()
     if mine:
-        ray.init(address=None if address == LOCAL else address, include_dashboard=False, log_to_driver=True)
+        handler = signal.getsignal(signal.SIGTERM)
+        ray.init(address=address, include_dashboard=False, log_to_driver=True)
+        if signal.getsignal(signal.SIGTERM) is not handler:  # Ray has put one there that ends the process
+            signal.signal(signal.SIGTERM, handler)
     try:
         yield ray
     finally:
@@ -53,6 +57,7 @@ def train(
     digits: DigitSet,
     address: str = LOCAL,
     *,
+    again: bool = False,
     gpu_share: float | None = None,
     deadline: float = math.inf,
     save_every: float = engine.SAVE_EVERY,
@@ -63,17 +68,17 @@ def train(
 
     gpu_share: of a GPU that a cell takes; if it is not given, an eighth where the cluster has GPUs.
     """
-    outcome = Outcome([], [], [])
+    outcome, errors = Outcome([], [], []), list[TaskError]()
     with connected(address) as ray:
         resources = ray.cluster_resources()
         share = gpu_share if gpu_share is not None else GPU_SHARE if resources.get("GPU", 0) else 0
         say(f"Ray: {resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs, {len(jobs)} cells")
         task = ray.remote(num_cpus=1, num_gpus=share, max_retries=RETRIES)(trained)
         shared, ends = ray.put(digits), time.time() + (deadline - time.monotonic())
-        pending = {task.remote(absolute(job), shared, ends, save_every): job for job in jobs}
+        pending = {task.remote(absolute(job), shared, ends, save_every, again): job for job in jobs}
         until = math.inf
         while pending and time.monotonic() < until:
-            if stop() and until == math.inf:
+            if until == math.inf and (stop() or time.monotonic() > deadline):
                 until = time.monotonic() + GRACE
                 for one in pending:
                     ray.cancel(one)  # SIGINT, where it runs: it saves, and says that it is not finished
@@ -86,11 +91,15 @@ def train(
                     outcome.left.append(job)
                     continue
                 except ray.exceptions.RayError as error:
-                    raise TaskError(f"{job.name}: {getattr(error, 'cause', None) or error}") from error
+                    errors.append(TaskError(f"{job.name}: {getattr(error, 'cause', None) or error}"))
+                    say(str(errors[-1]))
+                    continue
                 outcome.records.extend(found.records)
                 outcome.busy.extend(job for _ in found.busy)
                 outcome.left.extend(job for _ in found.left)
         outcome.left.extend(pending.values())
+    if errors:  # once the others are done
+        raise errors[0]
     return outcome
 
 
@@ -99,7 +108,7 @@ def absolute(job: Job) -> Job:
     return job._replace(record=job.record.resolve(), checkpoint=job.checkpoint.resolve())
 
 
-def trained(job: Job, digits: DigitSet, ends: float, save_every: float) -> Outcome:
+def trained(job: Job, digits: DigitSet, ends: float, save_every: float, again: bool) -> Outcome:
     """One job, on a worker.
 
     ends: of ``time.time()``, which machines agree on as ``time.monotonic()`` they do not.
@@ -109,5 +118,12 @@ def trained(job: Job, digits: DigitSet, ends: float, save_every: float) -> Outco
     deadline = time.monotonic() + (ends - time.time())
     with asked_to_stop() as stop, Lines(1) as watcher:
         return engine.train(
-            [job], digits, device, deadline=deadline, save_every=save_every, stop=stop, watcher=watcher
+            [job],
+            digits,
+            device,
+            again=again,
+            deadline=deadline,
+            save_every=save_every,
+            stop=stop,
+            watcher=watcher,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ class Pace:
         self.runs = 0
 
     def went_on(self, under_way: Sequence[Training], steps: int, seconds: float) -> None:
-        if len(under_way) != self.runs:  # another speed
+        if len(under_way) != self.runs or steps == 1:  # another speed; at first kernels are compiled
             self.runs, self.per_step = len(under_way), seconds / steps
         else:
             self.per_step += SMOOTH * (seconds / steps - self.per_step)
@@ -64,10 +65,17 @@ def result(record: Record) -> str:
     return f"{name}: {record.error:.2f} % of {record.digits} wrong{paper}, {duration(record.seconds)}"
 
 
+def say(line: str) -> None:
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:  # nobody reads on (`| head`): that is no reason to stop training
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class Lines(AbstractContextManager["Lines"]):
     """A line now and then, for logs."""
 
-    def __init__(self, total: int, say: Callable[[str], None] = lambda line: print(line, flush=True)) -> None:
+    def __init__(self, total: int, say: Callable[[str], None] = say) -> None:
         self.total, self.done, self.say = total, 0, say
         self.pace, self.last = Pace(), time.monotonic()
 
@@ -144,9 +152,10 @@ class Table(AbstractContextManager["Table"]):
                 f"{point.loss:.4f}" if point else "",
                 f"{point.error:.2f}" if point else "",
             )
-        if self.under_way:
+        if self.under_way and self.pace.per_step:
             pace = f"{self.pace}, {self.pace.images(self.under_way)}, {self.pace.left(self.under_way)} left"
-            table.caption = f"{len(self.ended_records)} of {self.total} done; {pace}"
+            # Above: of a table higher than the terminal the lower end is cut off.
+            table.title = f"{len(self.ended_records)} of {self.total} done; {pace}"
         return table
 
 

@@ -11,6 +11,7 @@ import dataclasses
 import datetime
 import functools
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +49,11 @@ class Job(NamedTuple):
         return f"{self.cell.name}, seed {self.seed}"
 
     @property
+    def lock(self) -> Path:
+        """Beside the record: who writes that one must hold it."""
+        return self.record.with_name(f".{self.record.stem}.lock")
+
+    @property
     def weights(self) -> Path:
         """The trained network's."""
         return self.checkpoint.with_name(f"{self.record.stem}.safetensors")
@@ -58,7 +64,12 @@ class Training:
 
     def __init__(self, job: Job, digits: DigitSet, device: torch.device) -> None:
         self.job, self.run = job, Run(job.cell, job.seed, digits, device)
-        self.identity = {"digits": self.run.digits.name, **dataclasses.asdict(job.cell.settings)}
+        self.identity = {
+            "cell": f"{job.cell.experiment} {job.name}",
+            "digits": self.run.digits.name,
+            **dataclasses.asdict(job.cell.settings),
+        }
+        self.commit = provenance.commit()  # of the code that trains, not of what it has become by the end
         self.seconds = 0.0  # of training; where several train at once, a share of the time
         self.curve: list[Point] = []
         self.watched: list[tuple[int, Tensor]] = []
@@ -74,9 +85,14 @@ class Training:
                 f"{self.job.checkpoint} is of another run ({differences(kept.identity, self.identity)}): "
                 "remove it to begin anew"
             )
-        self.run.load(kept.state)
+        try:
+            self.run.load(kept.state)
+            self.curve = [Point(**point) for point in kept.curve]
+        except (KeyError, TypeError, RuntimeError) as error:  # by other code, of another network
+            raise checkpoints.CheckpointError(
+                f"{self.job.checkpoint} does not fit ({error}): remove it to begin anew"
+            ) from error
         self.seconds, self.watched = kept.seconds, kept.watched
-        self.curve = [Point(**point) for point in kept.curve]
 
     @property
     def settings(self) -> Settings:
@@ -136,7 +152,7 @@ class Training:
             steps=run.step_number,
             seconds=round(self.seconds, 1),
             device=provenance.device_name(run.device),
-            commit=provenance.commit(),
+            commit=self.commit,
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
             versions=provenance.versions(),
             settings=dataclasses.asdict(job.cell.settings),
@@ -214,6 +230,7 @@ def train(
     device: torch.device,
     *,
     at_once: int = 1,
+    again: bool = False,
     deadline: float = math.inf,
     save_every: float = SAVE_EVERY,
     stop: Callable[[], bool] = lambda: False,
@@ -222,6 +239,7 @@ def train(
     """Trains what has no record yet.
 
     at_once: how many cells train side by side.
+    again: what has failed is trained anew; its record stays until there is another.
     deadline: of ``time.monotonic()``, by which all is to be saved.
     save_every: seconds between checkpoints.
     stop: asked between steps.
@@ -232,21 +250,35 @@ def train(
         together: Lockstep | None = None
         chunk, saved, saving = 1, time.monotonic(), 0.0
         while True:
-            while waiting and len(under_way) < at_once:
+            while waiting and len(under_way) < at_once and time.monotonic() < deadline:
                 job = waiting.popleft()
                 lock = locked(job)
                 if lock is None:
                     outcome.busy.append(job)
                     continue
-                locks[job.record] = stack.enter_context(lock)
-                if job.record.exists():  # finished by another process since it was looked for
-                    outcome.records.append(records.read(job.record))
-                    continue
+                stack.callback(lock.release, force=True)
+                locks[job.record] = lock
+                if job.record.exists():  # maybe by another process since it was looked for
+                    record = records.read(job.record)
+                    if not again or record.status != "failed":
+                        outcome.records.append(record)
+                        lock.release()
+                        continue
                 under_way.append(Training(job, digits, device))
                 together = None
                 if watcher is not None:
                     watcher.began(under_way[-1])
+            for training in [training for training in under_way if training.over]:
+                outcome.records.append(training.finish())
+                under_way.remove(training)
+                locks.pop(training.job.record).release()
+                together = None
+                if watcher is not None:
+                    watcher.ended(outcome.records[-1])
+            if not under_way and waiting and time.monotonic() < deadline:
+                continue
             if not under_way:
+                outcome.left.extend(waiting)
                 break
             if together is None:
                 together, chunk = Lockstep([training.run for training in under_way]), 1
@@ -260,15 +292,9 @@ def train(
                 training.note()
             if watcher is not None:
                 watcher.went_on(under_way, steps, seconds)
-            for training in [training for training in under_way if training.over]:
-                outcome.records.append(training.finish())
-                under_way.remove(training)
-                locks.pop(training.job.record).release()
-                together = None
-                if watcher is not None:
-                    watcher.ended(outcome.records[-1])
             now = time.monotonic()
-            stopping = stop() or now + 2 * saving + 2 * PATIENCE > deadline  # asked once: it may change
+            spare = 2 * (saving + max(PATIENCE, seconds))  # for another such look, and what it saves
+            stopping = stop() or now + spare > deadline  # asked once: it may change
             if stopping or now - saved > save_every:
                 for training in under_way:
                     training.save()
@@ -283,8 +309,11 @@ def train(
 def locked(job: Job) -> Any | None:
     """The lock on a job, held; None where another process holds it."""
     filelock = extra("filelock")
-    job.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(job.checkpoint.with_suffix(".lock"))
+    for folder in (job.checkpoint.parent, job.record.parent):  # not found out after hours of training
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"{folder} cannot be written to")
+    lock = filelock.FileLock(job.lock)
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:

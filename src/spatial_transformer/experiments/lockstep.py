@@ -41,24 +41,24 @@ class Lockstep:
 def captured(runs: Sequence[Run]) -> torch.cuda.CUDAGraph:
     """One step of each run, as a graph; the runs stand where they stood before."""
     device = runs[0].device
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        for run in runs:
-            before = run.state()
-            for _ in range(WARM):
-                run.step()
-            run.load(before)
-    torch.cuda.current_stream(device).wait_stream(side)
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    streams = [torch.cuda.Stream(device) for _ in runs]
-    with torch.cuda.graph(graph):
-        begin = torch.cuda.current_stream(device)
-        for run, stream in zip(runs, streams, strict=True):
-            stream.wait_stream(begin)
-            with torch.cuda.stream(stream):
-                run.step()
-        for stream in streams:
-            begin.wait_stream(stream)
-    return graph
+    with torch.cuda.device(device):  # where memory is taken and kernels are launched
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            for run in runs:
+                before = run.state()
+                for _ in range(WARM):
+                    run.step()
+                run.load(before)
+        torch.cuda.current_stream(device).wait_stream(side)
+        torch.cuda.synchronize(device)
+        graph, begin = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
+        streams = [torch.cuda.Stream(device) for _ in runs]
+        with torch.cuda.graph(graph, stream=begin):  # its own choice is of the device that came first
+            for run, stream in zip(runs, streams, strict=True):
+                stream.wait_stream(begin)
+                with torch.cuda.stream(stream):
+                    run.step()
+            for stream in streams:
+                begin.wait_stream(stream)
+        return graph

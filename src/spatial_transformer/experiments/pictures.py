@@ -115,7 +115,10 @@ def draw(
     kept = [one for cell in having if of_images and (one := opened(cell, found[cell.name], say))]
     if kept:
         yield from draw_images(kept, found, of_images, folder, loaded(wanted, data_dir), experiment.title)
-    elif of_images and any(cell.model.transformer for cell in having) and "curves" not in only:
+    elif of_images and "curves" not in only:
+        if not any(cell.model.transformer for cell in having):
+            names = ", ".join(cell.name for cell in having)
+            raise PictureError(f"{names}: no transformer, so that curves are all there is to draw")
         raise PictureError(f"there are records but no probes: `stn train {experiment.name}` makes both")
 
 

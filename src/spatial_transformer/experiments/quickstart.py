@@ -16,7 +16,7 @@ from .data.places import VARIABLE
 from .display import display, duration
 from .interrupts import asked_to_stop
 from .spec import Settings
-from .training import INTERRUPTED, jobs_of
+from .training import FAILED, INTERRUPTED, UNFINISHED, jobs_of
 
 EXPERIMENT, KIND, WITHOUT, WITH = "distorted-mnist", "RTS", "FCN", "ST-FCN affine"
 
@@ -58,11 +58,14 @@ def run(given: argparse.Namespace) -> int:
     if outcome.left:
         print("not finished; the same command goes on")
         return INTERRUPTED
+    if outcome.busy:
+        print(f"another process trains in {given.out}")
+        return UNFINISHED
     errors = {record.cell.split("/")[1]: record for record in outcome.records}
     print(f"\n{digits.name}, {len(digits.test.labels):,} test digits rotated, translated and scaled:")
     for name, what in ((WITHOUT, "without"), (WITH, "with")):
         record = errors[name]
-        error = "failed" if record.error is None else f"{record.error:5.2f} % wrong"
+        error = f"{record.error:5.2f} % wrong" if record.status == "done" else f"failed: {record.reason}"
         print(f"  {what + ' a spatial transformer':<30} {error}, {duration(record.seconds)}")
     wanted = results.Wanted(results.changed(dataclasses.asdict(settings), experiment.settings), digits.name)
     made = pictures.draw(
@@ -76,4 +79,4 @@ def run(given: argparse.Namespace) -> int:
     )
     for path in made:
         print(f"  {path}: inputs, the grids they are read on, and what comes out")
-    return 0
+    return FAILED if any(record.status == "failed" for record in outcome.records) else 0

@@ -56,7 +56,10 @@ def assigned(changed: Mapping[str, Any]) -> str:
 def changed(settings: Mapping[str, Any], usual: Settings) -> dict[str, Any]:
     """Those settings that are not the usual ones."""
     known = dataclasses.asdict(usual)
-    return {name: value for name, value in settings.items() if name not in known or known[name] != value}
+    names = [*known, *(name for name in settings if name not in known)]
+    return {
+        name: settings.get(name) for name in names if name not in known or settings.get(name) != known[name]
+    }
 
 
 def of(experiment: Experiment, folder: Path) -> list[Result]:

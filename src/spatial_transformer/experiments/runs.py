@@ -99,16 +99,19 @@ class Run:
         count = len(self.digits.test.labels)  # the last batch begins again with the first digits
         parts = []
         for part in fixed_batches(self.cell.data.kind, self.digits, device=self.device):
-            parts.append((self.network(part.images).argmax(1), part.labels, self.network.theta(part.images)))
-        predictions, labels, theta = (torch.cat(many)[:count] for many in zip(*parts, strict=True))
-        return Tested(100 * int((predictions != labels).sum()) / count, predictions, theta)
+            with tensor_cores(False):
+                scores, theta = self.network(part.images), self.network.theta(part.images)
+            parts.append((scores.argmax(1), part.labels, theta))
+        predictions, labels, thetas = (torch.cat(many)[:count] for many in zip(*parts, strict=True))
+        return Tested(100 * int((predictions != labels).sum()) / count, predictions, thetas)
 
     @torch.no_grad()
     def theta(self, count: int) -> Tensor:
         """The present transforms of the first test images. [count at most, family.num_params]"""
         batches = fixed_batches(self.cell.data.kind, self.digits, device=self.device)
         images = torch.cat([part.images for part in itertools.islice(batches, -(-count // BATCH))])
-        return self.network.theta(images[: min(count, len(self.digits.test.labels))])
+        with tensor_cores(False):
+            return self.network.theta(images[: min(count, len(self.digits.test.labels))])
 
     def state(self) -> State:
         named = {f"network.{name}": value for name, value in self.network.state_dict().items()}
@@ -133,13 +136,16 @@ class Run:
 
 @contextmanager
 def tensor_cores(wanted: bool) -> Iterator[None]:
-    """Whether products of float32 matrices on a GPU round their operands (TF32) meanwhile."""
-    switch = torch.backends.cuda.matmul
-    before, switch.allow_tf32 = switch.allow_tf32, wanted
+    """Whether products and convolutions of float32 on a GPU round their operands (TF32) meanwhile."""
+    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [switch.allow_tf32 for switch in switches]
     try:
+        for switch in switches:
+            switch.allow_tf32 = wanted
         yield
     finally:
-        switch.allow_tf32 = before
+        for switch, was in zip(switches, before, strict=True):
+            switch.allow_tf32 = was
 
 
 def joined(parameters: list[Any]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -50,8 +51,8 @@ class Settings:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("learning_rate", "drop"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be more than 0, got {getattr(self, name)}")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a number more than 0, got {getattr(self, name)}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be at least 0 and less than 1, got {self.momentum}")
         if self.precision not in PRECISIONS:

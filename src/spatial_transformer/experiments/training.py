@@ -53,6 +53,7 @@ def add(commands: Any) -> None:
         "--ray",
         nargs="?",
         const=cluster.LOCAL,
+        type=address,
         metavar="ADDRESS",
         help="spread the cells over a Ray cluster; without an address over workers on this machine. The "
         "folders of records and checkpoints must be seen by all",
@@ -83,7 +84,7 @@ def run(given: argparse.Namespace) -> int:
     if not jobs:
         print("every cell has its record; `stn table` shows them")
         return 0
-    limits = {"deadline": deadline, "save_every": given.save_every}
+    limits = {"deadline": deadline, "save_every": given.save_every, "again": given.again}
     with asked_to_stop() as stop:
         if given.ray is not None:
             outcome = cluster.train(jobs, digits, given.ray, gpu_share=given.gpu_share, stop=stop, **limits)
@@ -110,11 +111,8 @@ def wanted(cells: Sequence[Cell], digits: DigitSet, given: argparse.Namespace) -
     """The jobs that have no record, or one that failed where those are wanted again."""
     found = []
     for job in jobs_of(cells, digits, given.seed, given.results, given.runs):
-        if job.record.exists():
-            if not given.again or records.read(job.record).status != "failed":
-                continue
-            job.record.unlink()
-        found.append(job)
+        if not job.record.exists() or (given.again and records.read(job.record).status == "failed"):
+            found.append(job)
     return found
 
 
@@ -167,6 +165,12 @@ def seeds(text: str) -> list[int]:
     if min(found) < 0:
         raise argparse.ArgumentTypeError(f"must not be negative, got {text!r}")
     return sorted(set(found))
+
+
+def address(text: str) -> str:
+    if "=" in text:
+        raise argparse.ArgumentTypeError(f"must be an address, got {text!r}: settings go before --ray")
+    return text
 
 
 def positive(text: str) -> int:

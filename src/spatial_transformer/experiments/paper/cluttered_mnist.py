@@ -34,7 +34,9 @@ EXPERIMENT = Experiment(
         "The transformers are affine; the text does not say which they are.",
         "The transformer gives 56 px, pooled to 28.",
         "Digits and patches lie at whole pixels; where they meet, the brighter value stays.",
-        "The FCN has 108 units a layer: 128, the least that the text gives, are 480,000 parameters at 60 px.",
+        "The FCN has 108 units a layer: 128, the least of the text, are 480,000 parameters at 60 px; "
+        "the ST-FCN has 266.",
+        "The CNN has 80 filters a layer and the ST-CNN 84: 32 to 64 do not reach 400,000 parameters.",
     ),
     claims=(
         Claim(
