@@ -20,7 +20,7 @@ filelock = pytest.importorskip("filelock")
 safetensors = pytest.importorskip("safetensors.torch")
 
 from spatial_transformer.cli import main  # noqa: E402
-from spatial_transformer.experiments import checkpoints, engine, networks, probes, records  # noqa: E402
+from spatial_transformer.experiments import checkpoints, engine, networks, probes, provenance, records  # noqa: E402
 from spatial_transformer.experiments.catalogue import EXPERIMENTS, chosen  # noqa: E402
 from spatial_transformer.experiments.data import uci_digits  # noqa: E402
 from spatial_transformer.experiments.data.fixed_sets import fixed_set  # noqa: E402
@@ -123,7 +123,9 @@ def test_a_stopped_run_ends_with_the_same_weights(name, digits, monkeypatch):
         assert stopped.checkpoint.exists()
         assert not stopped.record.exists()
     assert checkpoints.load(stopped.checkpoint).state.numbers["step"] == 14
+    monkeypatch.setenv(provenance.VARIABLE, "another")
     (record,) = engine.train([stopped], digits, CPU).records
+    assert record.commit == f"{records.read(whole.record).commit}, another"
     assert same(weights(stopped), weights(whole))
     expected = records.read(whole.record)
     assert (record.error, record.curve) == (expected.error, expected.curve)

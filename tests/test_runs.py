@@ -44,7 +44,7 @@ def test_a_run_goes_on_bit_for_bit(name, digits, tmp_path):
         stopped.step()
     stopped.step_number = 2
     path = tmp_path / "run.safetensors"
-    checkpoints.save(Checkpoint(stopped.state(), 1.5, [], [], {"steps": 60}), path)
+    checkpoints.save(Checkpoint(stopped.state(), 1.5, [], [], ["abc"], {"steps": 60}), path)
     kept = checkpoints.load(path)
     assert (kept.seconds, kept.curve, kept.identity) == (1.5, [], {"steps": 60})
     other = started(name, digits)

@@ -23,6 +23,7 @@ class Checkpoint(NamedTuple):
     seconds: float
     curve: list[dict[str, Any]]
     watched: list[tuple[int, Tensor]]
+    commits: list[str]  # of the code that trained until then
     identity: dict[str, Any]  # with another one it is not gone on with
 
 
@@ -36,6 +37,7 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
         "seconds": checkpoint.seconds,
         "curve": checkpoint.curve,
         "watched": [step for step, _ in checkpoint.watched],
+        "commits": checkpoint.commits,
         "identity": checkpoint.identity,
     }
     watched = {f"{WATCHED}{step}": theta for step, theta in checkpoint.watched}
@@ -49,7 +51,8 @@ def load(path: Path) -> Checkpoint:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
         watched = [(step, tensors.pop(f"{WATCHED}{step}")) for step in about["watched"]]
         state = State(tensors, about["numbers"])
-        return Checkpoint(state, about["seconds"], about["curve"], watched, about["identity"])
+        commits, identity = about["commits"], about["identity"]
+        return Checkpoint(state, about["seconds"], about["curve"], watched, commits, identity)
     except (OSError, ValueError, KeyError, TypeError, extra("safetensors").SafetensorError) as error:
         raise CheckpointError(f"{path} is no checkpoint: {error}") from error
 

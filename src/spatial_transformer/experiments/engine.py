@@ -69,7 +69,7 @@ class Training:
             "digits": self.run.digits.name,
             **dataclasses.asdict(job.cell.settings),
         }
-        self.commit = provenance.commit()  # of the code that trains, not of what it has become by the end
+        self.commits = [provenance.commit()]  # of the code that trains, not of what it has become by the end
         self.seconds = 0.0  # of training; where several train at once, a share of the time
         self.curve: list[Point] = []
         self.watched: list[tuple[int, Tensor]] = []
@@ -93,6 +93,7 @@ class Training:
                 f"{self.job.checkpoint} does not fit ({error}): remove it to begin anew"
             ) from error
         self.seconds, self.watched = kept.seconds, kept.watched
+        self.commits = list(dict.fromkeys([*kept.commits, *self.commits]))
 
     @property
     def settings(self) -> Settings:
@@ -126,7 +127,7 @@ class Training:
 
     def save(self) -> None:
         curve = [dataclasses.asdict(point) for point in self.curve]
-        state = Checkpoint(self.run.state(), self.seconds, curve, self.watched, self.identity)
+        state = Checkpoint(self.run.state(), self.seconds, curve, self.watched, self.commits, self.identity)
         checkpoints.save(state, self.job.checkpoint)
 
     def finish(self) -> Record:
@@ -152,7 +153,7 @@ class Training:
             steps=run.step_number,
             seconds=round(self.seconds, 1),
             device=provenance.device_name(run.device),
-            commit=self.commit,
+            commit=", ".join(self.commits),
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
             versions=provenance.versions(),
             settings=dataclasses.asdict(job.cell.settings),

@@ -153,7 +153,7 @@ def facts(experiment: Experiment, counted: Sequence[Result]) -> Iterator[str]:
     yield f"Steps: {span([record.steps for record in found])}."
     yield f"Devices: {counts(record.device for record in found)}."
     torch = {record.versions.get("torch", "unknown") for record in found}
-    yield f"Commits: {counts(record.commit[:10] for record in found)}; torch {', '.join(sorted(torch))}."
+    yield f"Commits: {counts(short(record.commit) for record in found)}; torch {', '.join(sorted(torch))}."
     dates = sorted({record.date[:10] for record in found})
     yield f"Dates: {dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}."
     yield f"Time of all runs together: {duration(sum(record.seconds for record in found))}."
@@ -183,6 +183,14 @@ def duration(seconds: float) -> str:
     """
     minutes = round(seconds / 60)
     return f"{seconds:.0f} s" if seconds < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def short(commits: str) -> str:
+    """
+    >>> short("70da564e3be1f13bc45cddbb7bbb019220cd665b, version 0.1.0")
+    '70da564e3b, version 0.1.0'
+    """
+    return ", ".join(commit if " " in commit else commit[:10] for commit in commits.split(", "))
 
 
 def failed(counted: Iterable[Result]) -> Iterator[str]:
@@ -215,7 +223,7 @@ def listing(results: Iterable[Result]) -> str:
             error = f"{error} failed: {record.reason}".strip()
         paper = NONE if record.paper is None else f"{record.paper:.1f}"
         kept = [record.cell, str(record.seed), record.digits, assigned(result.changed) or NONE, error, paper]
-        lines.append([*kept, f"{record.steps:,}", record.date[:10], record.commit[:10]])
+        lines.append([*kept, f"{record.steps:,}", record.date[:10], short(record.commit)])
     return "\n".join(rows(header, lines))
 
 
