@@ -197,6 +197,19 @@ class Watcher(Protocol):
         """A job is done, or has failed."""
 
 
+class Nobody:
+    """Who does not look on."""
+
+    def began(self, training: Training) -> None:
+        pass
+
+    def went_on(self, under_way: Sequence[Training], steps: int, seconds: float) -> None:
+        pass
+
+    def ended(self, record: Record) -> None:
+        pass
+
+
 class Outcome(NamedTuple):
     """What came of some jobs."""
 
@@ -245,66 +258,98 @@ def train(
     save_every: seconds between checkpoints.
     stop: asked between steps.
     """
-    waiting, under_way, outcome = deque(jobs), list[Training](), Outcome([], [], [])
-    with ExitStack() as stack:
-        locks: dict[Path, Any] = {}
-        together: Lockstep | None = None
-        chunk, saved, saving = 1, time.monotonic(), 0.0
-        while True:
-            while waiting and len(under_way) < at_once and time.monotonic() < deadline:
-                job = waiting.popleft()
-                lock = locked(job)
-                if lock is None:
-                    outcome.busy.append(job)
-                    continue
-                stack.callback(lock.release, force=True)
-                locks[job.record] = lock
-                if job.record.exists():  # maybe by another process since it was looked for
-                    record = records.read(job.record)
-                    if not again or record.status != "failed":
-                        outcome.records.append(record)
-                        lock.release()
-                        continue
-                under_way.append(Training(job, digits, device))
-                together = None
-                if watcher is not None:
-                    watcher.began(under_way[-1])
-            for training in [training for training in under_way if training.over]:
-                outcome.records.append(training.finish())
-                under_way.remove(training)
-                locks.pop(training.job.record).release()
-                together = None
-                if watcher is not None:
-                    watcher.ended(outcome.records[-1])
-            if not under_way and waiting and time.monotonic() < deadline:
-                continue
-            if not under_way:
-                outcome.left.extend(waiting)
-                break
-            if together is None:
-                together, chunk = Lockstep([training.run for training in under_way]), 1
-            steps = min(chunk, *(training.until_stop for training in under_way))
-            begin = time.monotonic()
-            together.advance(steps)
-            seconds = time.monotonic() - begin
-            chunk = max(1, min(2 * chunk, int(PATIENCE * steps / max(seconds, 1e-6))))
-            for training in under_way:
-                training.seconds += seconds / len(under_way)
-                training.note()
-            if watcher is not None:
-                watcher.went_on(under_way, steps, seconds)
+    saved, saving = time.monotonic(), 0.0
+    with Trainer(jobs, digits, device, at_once, again, watcher or Nobody()) as trainer:
+        while trainer.ready(deadline):
+            seconds = trainer.advance()
             now = time.monotonic()
             spare = 2 * (saving + max(PATIENCE, seconds))  # for another such look, and what it saves
             stopping = stop() or now + spare > deadline  # asked once: it may change
             if stopping or now - saved > save_every:
-                for training in under_way:
-                    training.save()
+                trainer.save()
                 saved = time.monotonic()
                 saving = saved - now
             if stopping:
-                outcome.left.extend([*(training.job for training in under_way), *waiting])
                 break
-    return outcome
+        return trainer.outcome()
+
+
+class Trainer(ExitStack):
+    """The jobs under way, those that wait for their turn, and what came of the others."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        digits: DigitSet,
+        device: torch.device,
+        at_once: int,
+        again: bool,
+        watcher: Watcher,
+    ) -> None:
+        super().__init__()
+        self.digits, self.device, self.at_once, self.again = digits, device, at_once, again
+        self.watcher = watcher
+        self.waiting, self.under_way = deque(jobs), list[Training]()
+        self.records, self.busy = list[Record](), list[Job]()
+        self.locks: dict[Path, Any] = {}
+        self.together: Lockstep | None = None  # made anew when others are under way
+        self.chunk = 1  # steps between looks at the clock
+
+    def ready(self, deadline: float) -> bool:
+        """Finishes what is over and begins what there is room for; whether anything is under way then."""
+        while True:
+            for training in [training for training in self.under_way if training.over]:
+                self.finish(training)
+            if not self.waiting or len(self.under_way) >= self.at_once or time.monotonic() > deadline:
+                return bool(self.under_way)
+            self.begin(self.waiting.popleft())
+
+    def begin(self, job: Job) -> None:
+        """Begins a job, or goes on with it; unless another process is at it, or was before."""
+        lock = locked(job)
+        if lock is None:
+            self.busy.append(job)
+            return
+        self.callback(lock.release, force=True)
+        if job.record.exists():  # maybe by another process since it was looked for
+            record = records.read(job.record)
+            if not self.again or record.status != "failed":
+                self.records.append(record)
+                lock.release()
+                return
+        self.locks[job.record] = lock
+        self.under_way.append(Training(job, self.digits, self.device))
+        self.together = None
+        self.watcher.began(self.under_way[-1])
+
+    def finish(self, training: Training) -> None:
+        self.records.append(training.finish())
+        self.under_way.remove(training)
+        self.locks.pop(training.job.record).release()
+        self.together = None
+        self.watcher.ended(self.records[-1])
+
+    def advance(self) -> float:
+        """Some steps of all, as many as take about ``PATIENCE``. Seconds"""
+        if self.together is None:
+            self.together, self.chunk = Lockstep([training.run for training in self.under_way]), 1
+        steps = min(self.chunk, *(training.until_stop for training in self.under_way))
+        begin = time.monotonic()
+        self.together.advance(steps)
+        seconds = time.monotonic() - begin
+        self.chunk = max(1, min(2 * self.chunk, int(PATIENCE * steps / max(seconds, 1e-6))))
+        for training in self.under_way:
+            training.seconds += seconds / len(self.under_way)
+            training.note()
+        self.watcher.went_on(self.under_way, steps, seconds)
+        return seconds
+
+    def save(self) -> None:
+        for training in self.under_way:
+            training.save()
+
+    def outcome(self) -> Outcome:
+        return Outcome(self.records, self.busy, [*(one.job for one in self.under_way), *self.waiting])
 
 
 def locked(job: Job) -> Any | None:
