@@ -400,7 +400,9 @@ def test_a_probe_of_something_else_is_named(trained, one, tmp_path, capsys, chan
 
 def test_missing_digits_are_named(one, tmp_path, capsys, monkeypatch):
     path = records.path_of(tmp_path, "distorted-mnist", WITH, 0, {})
-    record = dataclasses.replace(one.result.record, settings={}, digits="MNIST")
+    record = dataclasses.replace(
+        one.result.record, settings=dataclasses.asdict(EXPERIMENT.settings), digits="MNIST"
+    )
     records.write(record, path)
     probes.write(one.probe, probes.path_of(path))
     monkeypatch.setattr(pictures.mnist, "find", lambda *_, **__: {})
