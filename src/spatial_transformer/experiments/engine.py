@@ -73,6 +73,8 @@ class Training:
         self.seconds = 0.0  # of training; where several train at once, a share of the time
         self.curve: list[Point] = []
         self.watched: list[tuple[int, Tensor]] = []
+        transforms = job.cell.model.transformer is not None
+        self.images = self.run.first_images(probes.WATCHED) if transforms else None  # that are watched
         self.failure: str | None = None
         if job.checkpoint.exists():
             self.go_on(checkpoints.load(job.checkpoint))
@@ -122,8 +124,8 @@ class Training:
             self.watch()
 
     def watch(self) -> None:
-        if self.run.cell.model.transformer is not None:
-            self.watched.append((self.run.step_number, self.run.theta(probes.WATCHED).cpu()))
+        if self.images is not None:
+            self.watched.append((self.run.step_number, self.run.theta(self.images).cpu()))
 
     def save(self) -> None:
         curve = [dataclasses.asdict(point) for point in self.curve]

@@ -5,6 +5,7 @@ The images themselves are not in it: the fixed test set is drawn again where a p
 
 from __future__ import annotations
 
+import functools
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ class ProbeError(ValueError):
     """A file that is no probe; the message names it."""
 
 
+@functools.lru_cache
 def moments(steps: int) -> list[int]:
     """The steps after which to look: ever further apart, from the first weights to the last.
 

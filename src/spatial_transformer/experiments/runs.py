@@ -7,7 +7,6 @@ same cell and seed that is loaded with it goes on, bit for bit on the CPU, as if
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from torch import Tensor
 from . import networks
 from .data.clutter import below
 from .data.digits import Digits, DigitSet
-from .data.fixed_sets import BATCH, KINDS, as_images, fixed_batches
+from .data.fixed_sets import KINDS, as_images, fixed_batches, fixed_set
 from .data.random_numbers import RandomNumbers
 from .fast_convolutions import fast
 from .spec import Cell
@@ -105,13 +104,15 @@ class Run:
         predictions, labels, thetas = (torch.cat(many)[:count] for many in zip(*parts, strict=True))
         return Tested(100 * int((predictions != labels).sum()) / count, predictions, thetas)
 
+    def first_images(self, count: int) -> Tensor:
+        """The first images of the fixed test set. [count at most, 1, size, size]"""
+        return fixed_set(self.cell.data.kind, self.digits, count=count, device=self.device).images
+
     @torch.no_grad()
-    def theta(self, count: int) -> Tensor:
-        """The present transforms of the first test images. [count at most, family.num_params]"""
-        batches = fixed_batches(self.cell.data.kind, self.digits, device=self.device)
-        images = torch.cat([part.images for part in itertools.islice(batches, -(-count // BATCH))])
+    def theta(self, images: Tensor) -> Tensor:
+        """The present transforms of some images. [N, family.num_params]"""
         with tensor_cores(False):
-            return self.network.theta(images[: min(count, len(self.digits.test.labels))])
+            return self.network.theta(images)
 
     def state(self) -> State:
         named = {f"network.{name}": value for name, value in self.network.state_dict().items()}

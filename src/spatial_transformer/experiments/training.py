@@ -16,6 +16,7 @@ import torch
 from . import cluster, engine, records, results
 from .catalogue import EXPERIMENTS, chosen
 from .data import mnist, uci_digits
+from .data.commands import count
 from .data.digits import DigitSet
 from .data.places import VARIABLE
 from .display import display
@@ -48,7 +49,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--device", default="auto", help="auto (a GPU if there is one), cpu, cuda, cuda:1 ..."
     )
-    parser.add_argument("--at-once", type=positive, help="cells side by side (a GPU: all; the CPU: one)")
+    parser.add_argument("--at-once", type=count, help="cells side by side (a GPU: all; the CPU: one)")
     parser.add_argument(
         "--ray",
         nargs="?",
@@ -171,12 +172,6 @@ def address(text: str) -> str:
     if "=" in text:
         raise argparse.ArgumentTypeError(f"must be an address, got {text!r}: settings go before --ray")
     return text
-
-
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1, got {text!r}")
-    return int(text)
 
 
 def share(text: str) -> float:
