@@ -2,13 +2,16 @@
 
 Takes the Python, torch and pytest that are there (pytest may lie unpacked on PYTHONPATH). Most of the time
 goes into compiling kernels, one at a time in a process: with pytest-xdist as many processes share the tests
-as there are processors, but for those that must be alone. Arguments after ``--`` go to pytest.
+as there are processors, but for those that must be alone (they measure time, or take most of the memory).
+The two parts are recorded one beside the other, each with its date and commit, and ``--part`` runs one of
+them again. Arguments after ``--`` go to pytest.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import sys
 import time
@@ -25,7 +28,6 @@ from .record import ROOT, heading, write
 OUTCOMES = ("passed", "failed", "skipped", "errors")
 SELECTED = "(gpu or not slow) and not network"
 MOST = 2000  # characters of a failure
-NOTHING_COLLECTED = int(pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 class Counts:
@@ -54,19 +56,16 @@ class Counts:
             self.failures.append(report.nodeid)
 
 
-def run(selected: Sequence[Sequence[str]], arguments: Sequence[str]) -> dict[str, Any]:
-    """One run of pytest for each selection, counted together."""
+def run(arguments: Sequence[str]) -> dict[str, Any]:
+    """One run of pytest, counted."""
     counts, begin = Counts(), time.perf_counter()
-    statuses = [int(pytest.main([*options, *arguments], plugins=[counts])) for options in selected]
+    status = int(pytest.main(list(arguments), plugins=[counts]))
     return {
         **heading(),
         "pytest": pytest.__version__,
         "device": cuda.describe() if cuda.why_not() is None else None,
-        "arguments": [*map(list, selected), list(arguments)],
-        # One selection may be empty, but not all.
-        "status": max(
-            [status for status in statuses if status != NOTHING_COLLECTED], default=NOTHING_COLLECTED
-        ),
+        "arguments": list(arguments),
+        "status": status,
         "seconds": round(time.perf_counter() - begin, 1),
         "tests": {outcome: counts.tests[outcome] for outcome in OUTCOMES},
         "gpu": {outcome: counts.gpu[outcome] for outcome in OUTCOMES},
@@ -74,28 +73,38 @@ def run(selected: Sequence[Sequence[str]], arguments: Sequence[str]) -> dict[str
     }
 
 
-def selections(processes: int) -> list[list[str]]:
+def parts(processes: int) -> dict[str, list[str]]:
     """Side by side in so many processes where pytest can, then those that must be alone."""
     if processes < 2 or importlib.util.find_spec("xdist") is None:
-        return [["-m", SELECTED]]
-    together = ["-m", f"({SELECTED}) and not alone", "-n", str(processes), "--dist", "worksteal"]
-    return [together, ["-m", "alone"]]
+        shared: list[str] = []
+    else:
+        shared = ["-n", str(processes), "--dist", "worksteal"]
+    return {
+        "together": ["-m", f"({SELECTED}) and not alone", *shared],
+        "alone": ["-m", f"({SELECTED}) and alone"],
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """pytest's status; 2 where there is no device."""
+    """The worst of pytest's statuses; 2 where there is no device."""
+    known = parts(processes=1)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_tests", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "gpu_tests.json")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="that share the tests")
+    parser.add_argument("--part", choices=known, help="this alone; the record keeps the other as it was")
     parser.add_argument("pytest", nargs="*", default=[], help="arguments of pytest, after --")
     given = parser.parse_args(argv)
     reason = cuda.why_not()
     if reason is not None:
         parser.error(reason)
-    result = run(selections(given.processes), given.pytest)
-    write(result, given.out)
-    print(f"{given.out}: {result['tests']}, of them on the device {result['gpu']}")
-    return int(result["status"])
+    wanted = [given.part] if given.part else list(known)
+    before = json.loads(given.out.read_text()) if given.part and given.out.exists() else {}
+    found = dict(before)
+    for part in wanted:
+        found[part] = run([*parts(given.processes)[part], *given.pytest])
+        write(found, given.out)  # what has been seen is not lost with what follows
+        print(f"{part}: {found[part]['tests']}, of them on the device {found[part]['gpu']}")
+    return max(found[part]["status"] for part in wanted)
 
 
 if __name__ == "__main__":

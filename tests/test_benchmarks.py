@@ -88,12 +88,14 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-def test_a_run_records_where_and_what(result: dict[str, Any]) -> None:
+def test_a_run_records_where_and_what(result: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     assert result["suite"] == "cpu"
     assert result["quick"] is True
     assert result["finished"] is True
     assert result["date"].startswith("20")
     assert result["commit"] is None or len(result["commit"]) == 40
+    monkeypatch.setenv("SPATIAL_TRANSFORMER_COMMIT", "a" * 40)
+    assert record.commit() == {"commit": "a" * 40, "modified": False}
     assert result["device"]["name"]
     assert result["device"]["threads"] == 1
     assert result["versions"]["torch"] == torch.__version__
@@ -891,7 +893,7 @@ def test_breaks(broken): pass
 """
     )
     plain = ["-c", os.devnull, "--rootdir", str(tmp_path), "-p", "no:cacheprovider", "-p", "no:warnings"]
-    found = gpu_tests.run([["-m", "not none"], ["-m", "none"]], [*plain, str(file)])
+    found = gpu_tests.run([*plain, str(file)])
     assert found["tests"] == {"passed": 4, "failed": 1, "skipped": 1, "errors": 1}
     assert found["gpu"] == {"passed": 3, "failed": 1, "skipped": 1, "errors": 0}
     assert found["status"] == 1
@@ -901,9 +903,27 @@ def test_breaks(broken): pass
 
 
 def test_tests_that_must_be_alone_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    together, alone = gpu_tests.selections(processes=8)
-    assert together[:4] == ["-m", f"({gpu_tests.SELECTED}) and not alone", "-n", "8"]
-    assert alone == ["-m", "alone"]
-    assert gpu_tests.selections(processes=1) == [["-m", gpu_tests.SELECTED]]
+    together, alone = gpu_tests.parts(processes=8).values()
+    assert together == ["-m", f"({gpu_tests.SELECTED}) and not alone", "-n", "8", "--dist", "worksteal"]
+    assert alone == ["-m", f"({gpu_tests.SELECTED}) and alone"]
+    assert gpu_tests.parts(processes=1)["together"] == together[:2]
     monkeypatch.setattr(gpu_tests.importlib.util, "find_spec", lambda name: None)
-    assert gpu_tests.selections(processes=8) == [["-m", gpu_tests.SELECTED]]
+    assert gpu_tests.parts(processes=8)["together"] == together[:2]
+
+
+def test_a_part_is_run_again_beside_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, statuses = tmp_path / "gpu_tests.json", iter([0, 1, 0])
+
+    def run(arguments: list[str]) -> dict[str, Any]:
+        return {"status": next(statuses), "arguments": arguments, "tests": {}, "gpu": {}}
+
+    monkeypatch.setattr(gpu_tests, "run", run)
+    monkeypatch.setattr(gpu_tests.cuda, "why_not", lambda: None)
+    assert gpu_tests.main(["--out", str(out), "--", "-x"]) == 1
+    first = json.loads(out.read_text())
+    assert {part: first[part]["status"] for part in first} == {"together": 0, "alone": 1}
+    assert all(first[part]["arguments"][-1] == "-x" for part in first)
+    assert gpu_tests.main(["--out", str(out), "--part", "alone"]) == 0
+    second = json.loads(out.read_text())
+    assert second["together"] == first["together"]
+    assert second["alone"]["status"] == 0

@@ -442,17 +442,17 @@ def test_many_control_points(name, pad, backend):
 @pytest.mark.parametrize("align_corners", [False, True])
 @pytest.mark.parametrize("dtype", [F32, F64])
 @pytest.mark.parametrize("family_name", [name for name in FAMILY_NAMES if not name.startswith("Learned")])
-def test_the_identity_to_the_bit_and_its_gradient(family_name, dtype, align_corners, backend):
+@pytest.mark.parametrize("size", [(1, 1), (2, 7), (28, 28), (63, 64), (5, 257), (3, 4, 5)])
+def test_the_identity_to_the_bit_and_its_gradient(size, family_name, dtype, align_corners, backend):
     """Every sample on a pixel: theta's gradient is that of the right-hand slopes, as the reference's."""
     # Channels innermost, and footprints that are 1, go through code of their own.
     layouts = [(1, "contiguous"), (9, "channels_last")]
-    sizes = [(1, 1), (2, 7), (28, 28), (63, 64), (5, 257), (3, 4, 5)]
     readings = [*((kernel, False) for kernel in KERNELS), ("bilinear", 2)]
     if backend.interpreted:
-        if family_name not in KINDS or align_corners != (dtype == F32):
+        if size != (2, 7) or family_name not in KINDS or align_corners != (dtype == F32):
             pytest.skip("Triton's interpreter is slow")
-        sizes, readings = [(2, 7)], [("bilinear", False), ("bilinear", 1.5)]
-    for size, (channels, layout) in itertools.product(sizes, layouts):
+        readings = [("bilinear", False), ("bilinear", 1.5)]
+    for channels, layout in layouts:
         family = families(len(size), size, align_corners, dtype=dtype)[family_name].to(backend.device)
         image = laid_out(images(2, channels, *size, dtype=dtype), layout)
         theta = family.identity(dtype=dtype).expand(2, -1)
