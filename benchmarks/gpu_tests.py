@@ -3,8 +3,9 @@
 Takes the Python, torch and pytest that are there (pytest may lie unpacked on PYTHONPATH). Most of the time
 goes into compiling kernels, one at a time in a process: with pytest-xdist as many processes share the tests
 as there are processors, but for those that must be alone (they measure time, or take most of the memory).
-The two parts are recorded one beside the other, each with its date and commit, and ``--part`` runs one of
-them again. Arguments after ``--`` go to pytest.
+The rest of the tests follows, with the versions that are there. These three parts are recorded one beside
+the other, each with its date and commit, and ``--part`` runs one of them again. Arguments after ``--`` go to
+pytest.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from . import cuda
 from .record import ROOT, heading, write
 
 OUTCOMES = ("passed", "failed", "skipped", "errors")
-SELECTED = "(gpu or not slow) and not network"
 MOST = 2000  # characters of a failure
 
 
@@ -74,14 +74,15 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def parts(processes: int) -> dict[str, list[str]]:
-    """Side by side in so many processes where pytest can, then those that must be alone."""
+    """What needs the device, side by side in so many processes where pytest can and then alone; the rest."""
     if processes < 2 or importlib.util.find_spec("xdist") is None:
         shared: list[str] = []
     else:
         shared = ["-n", str(processes), "--dist", "worksteal"]
     return {
-        "together": ["-m", f"({SELECTED}) and not alone", *shared],
-        "alone": ["-m", f"({SELECTED}) and alone"],
+        "together": ["-m", "gpu and not alone", *shared],
+        "alone": ["-m", "alone"],
+        "elsewhere": ["-m", "not gpu and not slow and not network", *shared],
     }
 
 
@@ -91,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_tests", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "gpu_tests.json")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="that share the tests")
-    parser.add_argument("--part", choices=known, help="this alone; the record keeps the other as it was")
+    parser.add_argument("--part", choices=known, help="this alone; the record keeps the others as they were")
     parser.add_argument("pytest", nargs="*", default=[], help="arguments of pytest, after --")
     given = parser.parse_args(argv)
     reason = cuda.why_not()

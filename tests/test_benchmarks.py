@@ -903,16 +903,17 @@ def test_breaks(broken): pass
 
 
 def test_tests_that_must_be_alone_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    together, alone = gpu_tests.parts(processes=8).values()
-    assert together == ["-m", f"({gpu_tests.SELECTED}) and not alone", "-n", "8", "--dist", "worksteal"]
-    assert alone == ["-m", f"({gpu_tests.SELECTED}) and alone"]
+    together, alone, elsewhere = gpu_tests.parts(processes=8).values()
+    assert together == ["-m", "gpu and not alone", "-n", "8", "--dist", "worksteal"]
+    assert alone == ["-m", "alone"]
+    assert elsewhere == ["-m", "not gpu and not slow and not network", "-n", "8", "--dist", "worksteal"]
     assert gpu_tests.parts(processes=1)["together"] == together[:2]
     monkeypatch.setattr(gpu_tests.importlib.util, "find_spec", lambda name: None)
     assert gpu_tests.parts(processes=8)["together"] == together[:2]
 
 
-def test_a_part_is_run_again_beside_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, statuses = tmp_path / "gpu_tests.json", iter([0, 1, 0])
+def test_a_part_is_run_again_beside_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, statuses = tmp_path / "gpu_tests.json", iter([0, 1, 0, 0])
 
     def run(arguments: list[str]) -> dict[str, Any]:
         return {"status": next(statuses), "arguments": arguments, "tests": {}, "gpu": {}}
@@ -921,7 +922,7 @@ def test_a_part_is_run_again_beside_the_other(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(gpu_tests.cuda, "why_not", lambda: None)
     assert gpu_tests.main(["--out", str(out), "--", "-x"]) == 1
     first = json.loads(out.read_text())
-    assert {part: first[part]["status"] for part in first} == {"together": 0, "alone": 1}
+    assert {part: first[part]["status"] for part in first} == {"together": 0, "alone": 1, "elsewhere": 0}
     assert all(first[part]["arguments"][-1] == "-x" for part in first)
     assert gpu_tests.main(["--out", str(out), "--part", "alone"]) == 0
     second = json.loads(out.read_text())
