@@ -91,5 +91,5 @@ def test_where_records_are(tmp_path):
     changed = records.path_of(tmp_path, "distorted-mnist", "R/CNN", 0, {"steps": 30, "batch": 8})
     assert changed.name == "R-CNN-batch=8-steps=30-seed0.json"
     records.write(RECORD, place)
-    assert list(records.of("distorted-mnist", tmp_path)) == [RECORD]
-    assert list(records.of("birds", tmp_path)) == []
+    assert [records.read(path) for path in records.paths("distorted-mnist", tmp_path)] == [RECORD]
+    assert records.paths("birds", tmp_path) == []

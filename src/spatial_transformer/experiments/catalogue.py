@@ -34,3 +34,14 @@ def known(what: str, name: str, names: Iterable[str]) -> str:
         meant = f"; did you mean {by_case[near[0]]}?" if near else ""
         raise ValueError(f"{what} must be one of {', '.join(by_case.values())}, got {name!r}{meant}")
     return by_case[name.lower()]
+
+
+def assignments(given: Sequence[str]) -> dict[str, str]:
+    """Settings as the command line has them, each as ``KEY=VALUE``."""
+    found = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"a setting must be given as KEY=VALUE, got {text!r}")
+        found[key.strip().replace("-", "_")] = value.strip()
+    return found

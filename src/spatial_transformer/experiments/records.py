@@ -7,7 +7,6 @@ import json
 import math
 import types
 import typing
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,8 +126,3 @@ def path_of(folder: Path, experiment: str, cell: str, seed: int, changed: dict[s
 def paths(experiment: str, folder: Path) -> list[Path]:
     """Where all records of an experiment are."""
     return sorted((folder / experiment).glob("*.json"))
-
-
-def of(experiment: str, folder: Path) -> Iterator[Record]:
-    """All records of an experiment."""
-    return map(read, paths(experiment, folder))

@@ -48,12 +48,9 @@ def run(given: argparse.Namespace) -> int:
     return {"table": table, "draw": draw}[given.command](experiment, found, wanted, given)
 
 
-def asked(experiment: Experiment, assignments: Sequence[str], digits: str) -> Wanted:
-    """Settings as ``KEY=VALUE``, and the digits as the command line has them."""
-    for text in assignments:
-        if "=" not in text:
-            raise ValueError(f"a setting must be given as KEY=VALUE, got {text!r}")
-    settings = experiment.settings.changed(dict(text.split("=", 1) for text in assignments))
+def asked(experiment: Experiment, given: Sequence[str], digits: str) -> Wanted:
+    """Settings and digits as the command line has them."""
+    settings = experiment.settings.changed(catalogue.assignments(given))
     return Wanted(results.changed(vars(settings), experiment.settings), DIGITS[digits])
 
 

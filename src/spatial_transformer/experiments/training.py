@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from . import cluster, engine, records, results
-from .catalogue import EXPERIMENTS, chosen
+from .catalogue import EXPERIMENTS, assignments, chosen
 from .data import mnist, uci_digits
 from .data.commands import count
 from .data.digits import DigitSet
@@ -75,7 +75,7 @@ def add(commands: Any) -> None:
 def run(given: argparse.Namespace) -> int:
     """Trains, and gives the exit status."""
     deadline = time.monotonic() + given.time_limit
-    experiment, changes = EXPERIMENTS[given.experiment], overrides(given.settings)
+    experiment, changes = EXPERIMENTS[given.experiment], assignments(given.settings)
     settings = experiment.settings.changed(changes)
     cells = [
         dataclasses.replace(cell, settings=settings) for cell in chosen(experiment, given.model, given.data)
@@ -126,17 +126,6 @@ def jobs_of(
     if digits.name != mnist.NAME:
         changed["digits"] = re.sub(r"\W+", "-", digits.name)
     return engine.jobs(cells, seeds, folder, runs, changed)
-
-
-def overrides(given: Sequence[str]) -> dict[str, str]:
-    """KEY=VALUE, each."""
-    found = {}
-    for text in given:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise ValueError(f"a setting must be given as KEY=VALUE, got {text!r}")
-        found[key.strip().replace("-", "_")] = value.strip()
-    return found
 
 
 # What to train on, by the name it is asked for.
