@@ -22,7 +22,7 @@ EXPERIMENT, KIND, WITHOUT, WITH = "distorted-mnist", "RTS", "FCN", "ST-FCN affin
 
 # Short of the paper's schedule, but where the difference is plain: by the digits at hand.
 SETTINGS = {
-    mnist.NAME: Settings(steps=9000, batch=128, learning_rate=0.02),
+    mnist.NAME: Settings(steps=9000, batch=128),
     uci_digits.NAME: Settings(steps=6000, batch=128, learning_rate=0.02),
 }
 
