@@ -49,7 +49,8 @@ EXPERIMENT = Experiment(
         "Each of the three layers of a descriptor is scaled to length 1: unscaled, the true boxes lose 90 "
         "to 200 with a margin of 1, and crops of nothing lose 1 at most.",
         "A pair of images moves the first one's crop alone, and of four random patches of an image the "
-        "nearest counts: without these all crops end where there is nothing.",
+        "nearest counts: without the first all crops end where there is nothing, without the second those "
+        "among clutter do.",
         "Random patches have the size of the crop, and lie within the image, as crops do.",
         "The crop's scale starts at 1/2 and is kept between 0.2 and 0.8; it moves at 0.3 of the pace of the "
         "place.",
