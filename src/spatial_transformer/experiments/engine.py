@@ -24,6 +24,7 @@ from torch import Tensor
 
 from . import checkpoints, networks, probes, provenance, records
 from .checkpoints import Checkpoint
+from .colocalisation import Colocalisation
 from .data.digits import DigitSet
 from .extra import extra
 from .lockstep import Lockstep
@@ -63,7 +64,7 @@ class Training:
     """A job under way."""
 
     def __init__(self, job: Job, digits: DigitSet, device: torch.device) -> None:
-        self.job, self.run = job, Run(job.cell, job.seed, digits, device)
+        self.job, self.run = job, run_of(job, digits, device)
         self.identity = {
             "cell": f"{job.cell.experiment} {job.name}",
             "digits": self.run.digits.name,
@@ -165,6 +166,13 @@ class Training:
         records.write(record, job.record)
         job.checkpoint.unlink(missing_ok=True)
         return record
+
+
+def run_of(job: Job, digits: DigitSet, device: torch.device) -> Run | Colocalisation:
+    """What trains a job: images of one class are co-localised, all others classified."""
+    if job.cell.model.digit is None:
+        return Run(job.cell, job.seed, digits, device)
+    return Colocalisation(job.cell, job.seed, digits, device, job.checkpoint.parent)
 
 
 @functools.lru_cache

@@ -7,18 +7,34 @@ of its own: a step alone is a hundred small kernels that leave most of the devic
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
-from .runs import Run
+from .runs import State
 
 WARM = 2  # steps before a capture: kernels are compiled, libraries choose their algorithms
+
+
+class Steps(Protocol):
+    """What a run must be able to do to take its steps beside others."""
+
+    device: torch.device
+    step_number: int
+
+    def step(self) -> None: ...
+
+    def set_rate(self) -> None: ...
+
+    def state(self) -> State: ...
+
+    def load(self, state: State) -> None: ...
 
 
 class Lockstep:
     """Some runs on one device."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[Steps]) -> None:
         self.runs = list(runs)
         self.graph = captured(self.runs) if runs[0].device.type == "cuda" else None
 
@@ -38,7 +54,7 @@ class Lockstep:
             run.step_number += steps
 
 
-def captured(runs: Sequence[Run]) -> torch.cuda.CUDAGraph:
+def captured(runs: Sequence[Steps]) -> torch.cuda.CUDAGraph:
     """One step of each run, as a graph; the runs stand where they stood before."""
     device = runs[0].device
     with torch.cuda.device(device):  # where memory is taken and kernels are launched

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..control_points import ThinPlateSpline
-from ..families import Affine, Family, Projective
+from ..families import Affine, Attention, Family, Projective
 from ..localisers import ConvLocaliser, DenseLocaliser
 from ..module import SpatialTransformer
 from .spec import Cell, Data, Model
@@ -20,6 +20,7 @@ FAMILIES: dict[str, Callable[[], Family]] = {
     "affine": Affine,
     "projective": Projective,
     "spline": lambda: ThinPlateSpline((4, 4)),
+    "attention": Attention,
 }
 
 

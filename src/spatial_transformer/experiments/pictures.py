@@ -551,24 +551,29 @@ def tile_with_lattice(image: Tensor, lines: Tensor, half: float) -> Any:
     return page.resize((TILE, TILE), image_module.Resampling.LANCZOS)
 
 
-def palette() -> Any:
-    """The colours of an animation: greys, and the lattice's mixed with what it may lie on."""
-    lines, ground = ([int(text[at : at + 2], 16) for at in (1, 3, 5)] for text in (GRID, GROUND))
+def palette(*colours_of_lines: str) -> Any:
+    """The colours of an animation: greys, and those of lines mixed with what they may lie on."""
+    *lines, ground = (
+        [int(text[at : at + 2], 16) for at in (1, 3, 5)] for text in (*colours_of_lines, GROUND)
+    )
     greys = [[round(level * 255 / 31)] * 3 for level in range(32)]
     under = [*greys[::6], greys[-1], ground]
     mixed = [
-        [round(part * over + (1 - part) * below) for over, below in zip(lines, each, strict=True)]
+        [round(part * over + (1 - part) * below) for over, below in zip(line, each, strict=True)]
+        for line in lines
         for each in under
         for part in (0.2, 0.4, 0.6, 0.8)
     ]
-    colours = [*greys, lines, ground, *mixed]
+    colours = [*greys, *lines, ground, *mixed]
     found = extra("PIL.Image").new("P", (1, 1))
     found.putpalette([value for colour in colours for value in colour])
     return found
 
 
-def save_animation(frames: Sequence[Any], durations: Sequence[int], path: Path) -> None:
-    colours, plainly = palette(), extra("PIL.Image").Dither.NONE
+def save_animation(
+    frames: Sequence[Any], durations: Sequence[int], path: Path, lines: Sequence[str] = (GRID,)
+) -> None:
+    colours, plainly = palette(*lines), extra("PIL.Image").Dither.NONE
     plain = [each.quantize(palette=colours, dither=plainly) for each in frames]
     with in_one_step(path) as file:
         plain[0].save(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import catalogue, pictures, results, tables
+from . import box_pictures, catalogue, pictures, results, tables
 from .data import mnist, uci_digits
 from .data.places import VARIABLE
 from .results import Wanted
@@ -34,7 +34,11 @@ def add(commands: Any) -> None:
     draw.add_argument("--data", action="append", default=[], help="only this column; can be repeated")
     draw.add_argument("--seed", type=int, help="of this run; of the first there is if not given")
     draw.add_argument(
-        "--only", action="append", default=[], choices=pictures.PICTURES, help="only this; can be repeated"
+        "--only",
+        action="append",
+        default=[],
+        choices=dict.fromkeys((*pictures.PICTURES, *box_pictures.PICTURES)),
+        help="only this; can be repeated",
     )
     draw.add_argument("--out", type=Path, default=Path("pictures"), help="the folder to write to")
     draw.add_argument("--data-dir", type=Path, help=f"look here first, before ${VARIABLE} and the cache")
@@ -68,13 +72,18 @@ def table(
 def draw(
     experiment: Experiment, found: list[results.Result], wanted: Wanted, given: argparse.Namespace
 ) -> int:
-    made = pictures.draw(
+    cells = catalogue.chosen(experiment, given.model, given.data)
+    one_class = cells[0].model.digit is not None
+    artist: Any = box_pictures if one_class else pictures
+    if unknown := set(given.only) - set(artist.PICTURES):
+        raise ValueError(f"{experiment.name} has {', '.join(artist.PICTURES)}, got --only {min(unknown)}")
+    made = artist.draw(
         experiment,
-        catalogue.chosen(experiment, given.model, given.data),
+        cells,
         found,
         wanted,
         seed=given.seed,
-        only=given.only or pictures.PICTURES,
+        only=given.only or artist.PICTURES,
         out=given.out,
         data_dir=given.data_dir,
     )

@@ -18,7 +18,8 @@ class Model:
 
     name: str  # as the table has it
     classifier: str  # "FCN" or "CNN"
-    transformer: str | None = None  # its family: "affine", "projective" or "spline"
+    transformer: str | None = None  # its family: "affine", "projective", "spline" or "attention"
+    digit: int | None = None  # that all images show, where they are of one class
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,7 @@ class Experiment:
     departures: tuple[str, ...]  # what the paper leaves open or has otherwise, a sentence each
     settings: Settings = Settings()
     claims: tuple[Claim, ...] = ()
+    measure: str = "error"  # what its table prints, in percent; "accuracy": 100 less the error
 
     @property
     def cells(self) -> list[Cell]:

@@ -12,14 +12,18 @@ from .data.fetch import in_one_step
 from .results import AS_THE_PAPER, Result, Wanted, assigned, by_cell
 from .spec import Cell, Claim, Experiment
 
-ABOVE = "▲"
 NONE = "-"
 
-LEGEND = (
-    "Error in percent: ours, mean ± sample deviation (number of seeds) / the paper's. "
-    f"**Bold**: at or below the paper's. {ABOVE}: above it by more than 0.2 points, "
-    f"or 0.1 where the paper's is under 1 %. {NONE}: not trained."
-)
+# By what a table prints: the mark of a cell that is worse than the paper's, and what is said of it all.
+WORSE = {"error": "▲", "accuracy": "▼"}
+LEGENDS = {
+    "error": "Error in percent: ours, mean ± sample deviation (number of seeds) / the paper's. "
+    f"**Bold**: at or below the paper's. {WORSE['error']}: above it by more than 0.2 points, "
+    f"or 0.1 where the paper's is under 1 %. {NONE}: not trained.",
+    "accuracy": "Accuracy in percent: ours, mean ± sample deviation (number of seeds) / the paper's. "
+    f"**Bold**: at or above the paper's. {WORSE['accuracy']}: below it by more than 0.2 points, "
+    f"or 0.1 where the paper's is over 99 %. {NONE}: not trained.",
+}
 
 
 class Summary(NamedTuple):
@@ -46,7 +50,7 @@ def table(
     """Markdown: the table, and unless it is to be brief what stands behind it."""
     counted = [result for result in results if wanted.counts(result)]
     cells = {name: summary(found) for name, found in by_cell(counted).items()}
-    parts = ["\n".join(grid(experiment, cells)), LEGEND]
+    parts = ["\n".join(grid(experiment, cells)), LEGENDS[experiment.measure]]
     if wanted != AS_THE_PAPER:
         parts.insert(0, f"**Not the paper's settings or digits:{wanted.options}.**")
     if not brief:
@@ -82,7 +86,10 @@ def grid(experiment: Experiment, cells: Mapping[str, Summary]) -> list[str]:
     lines = [
         [
             model.name,
-            *(number(by_name[name], cells.get(name)) for name in names_of(experiment, model.name)),
+            *(
+                number(by_name[name], cells.get(name), experiment.measure)
+                for name in names_of(experiment, model.name)
+            ),
         ]
         for model in experiment.models
     ]
@@ -93,22 +100,28 @@ def names_of(experiment: Experiment, model: str) -> list[str]:
     return [f"{data.kind}/{model}" for data in experiment.data]
 
 
-def number(cell: Cell, found: Summary | None) -> str:
-    """Such as ``**0.66 ± 0.03** (3) / 0.7``."""
-    paper = "" if cell.paper is None else f" / {cell.paper:.1f}"
+def number(cell: Cell, found: Summary | None, measure: str = "error") -> str:
+    """Such as ``**0.66 ± 0.03** (3) / 0.7``; of accuracies ``**82.33 ± 2.08** (3) / 81.0``."""
+    paper = "" if cell.paper is None else f" / {measured(cell.paper, measure):.1f}"
     if found is None:
         return NONE + paper
     shown = []
     if found.mean is not None:
         count = len(found.errors)
-        ours = f"{found.mean:.2f}" + (f" ± {statistics.stdev(found.errors):.2f}" if count > 1 else "")
+        ours = f"{measured(found.mean, measure):.2f}" + (
+            f" ± {statistics.stdev(found.errors):.2f}" if count > 1 else ""
+        )
         if cell.paper is not None and found.mean <= cell.paper:
             ours = f"**{ours}**"
-        mark = f" {ABOVE}" if is_above(found.mean, cell.paper) else ""
+        mark = f" {WORSE[measure]}" if is_above(found.mean, cell.paper) else ""
         shown.append(f"{ours} ({count}){mark}")
     if found.failed:
         shown.append(f"failed: {found.failed} of {found.failed + len(found.errors)}")
     return ", ".join(shown) + paper
+
+
+def measured(error: float, measure: str) -> float:
+    return 100 - error if measure == "accuracy" else error
 
 
 def is_above(mean: float, paper: float | None) -> bool:

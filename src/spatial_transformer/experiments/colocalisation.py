@@ -1,0 +1,245 @@
+"""One co-localisation (section A.2): a spatial transformer that learns, with no label and no box, to put its
+crops of some images on what they have in common.
+
+It has the interface of ``runs.Run``, and what is said there of steps and states holds here too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..families import Attention
+from ..localisers import ConvLocaliser, Head
+from ..module import SpatialTransformer
+from ..sampling import warp
+from . import networks
+from .data.digits import DigitSet
+from .data.distortions import DIGIT
+from .data.one_class import one_class
+from .data.random_numbers import RandomNumbers
+from .encoders import encoder
+from .runs import STREAM, State, Tested, held_out, joined, tensor_cores
+from .spec import Cell
+
+MARGIN = 1.0  # alpha of the hinge loss
+CORRECT = 0.5  # overlap above which a box is right
+IMAGES = 100  # of a set
+LEAST, MOST = 0.2, 0.8  # scale of a crop; it starts midway, at 1/2
+GENTLY = 0.3  # what the scale counts for: places are to be found first
+RANDOM = 4  # patches of an image at random places, of which the nearest counts
+SECOND, TINY = 0.999, 1e-8  # Adam's decay of squares, and what keeps it from dividing by zero
+
+
+class Boxes(nn.Module):
+    """Features to crops within the image: scale between bounds, centre where the crop fits. [N, F] -> [N, 3]
+
+    A crop that may shrink to a point, or leave the image, ends there: all points look alike.
+    """
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.free = Head(features, Attention(), start=torch.zeros(3))
+
+    def forward(self, features: Tensor) -> Tensor:
+        free = self.free(features)
+        scale = LEAST + (MOST - LEAST) * torch.sigmoid(GENTLY * free[:, :1])
+        return torch.cat([scale, torch.tanh(free[:, 1:]) * (1 - scale)], dim=1)
+
+
+def transformer(channels: int, size: int, shown: int) -> SpatialTransformer:
+    """A localiser as A.2 describes it, started as those of Table 1 are."""
+    localiser = ConvLocaliser(
+        channels, (size, size), channels=(8,), kernel_size=9, stride=4, pool=(2,), hidden=(8, 8), downsample=1
+    )
+    networks.orthogonal(localiser)
+    return SpatialTransformer(localiser, Attention(), size=(shown, shown), head=Boxes(localiser.out_features))
+
+
+def hinge(crops: Tensor, patches: Tensor, margin: float = MARGIN) -> Tensor:
+    """The loss of A.2 over all pairs of images, as a mean: encodings [N, F], and of patches [N, K, F].
+
+    Of an image's random patches the nearest counts. A pair moves its first crop alone: the second one is
+    met as it is. If both moved, crops would draw together twice as strongly as they leave the random
+    patches, and meet where there is nothing.
+    """
+    others = crops.detach()
+    between = squares(crops)[:, None] + squares(others) - 2 * crops @ others.T  # [N, N]
+    away = squares(crops[:, None] - patches).amin(1)  # [N]
+    each = (between - away[:, None] + margin).clamp(min=0)
+    count = len(crops)
+    return (each.sum() - each.diagonal().sum()) / (count * (count - 1))
+
+
+def squares(vectors: Tensor) -> Tensor:
+    return vectors.square().sum(-1)
+
+
+def elsewhere(theta: Tensor, random: RandomNumbers) -> Tensor:
+    """Crops of the same sizes at random places within the image. [N, 3] -> [N, RANDOM, 3]"""
+    scale = theta[:, None, :1].expand(-1, RANDOM, -1)
+    place = 2 * random.uniform(len(theta), RANDOM, 2) - 1
+    return torch.cat([scale, place * (1 - scale)], dim=-1)
+
+
+def box(theta: Tensor) -> Tensor:
+    """(scale, x, y) as (x0, y0, x1, y1), normalised. [..., 3] -> [..., 4]"""
+    scale, centre = theta[..., :1], theta[..., 1:]
+    return torch.cat([centre - scale, centre + scale], dim=-1)
+
+
+def overlap(one: Tensor, other: Tensor) -> Tensor:
+    """The area of the intersection of boxes divided by that of their union. [..., 4], [..., 4] -> [...]"""
+    least = torch.maximum(one[..., :2], other[..., :2])
+    most = torch.minimum(one[..., 2:], other[..., 2:])
+    shared = (most - least).clamp(min=0).prod(-1)
+    return shared / (area(one) + area(other) - shared)
+
+
+def area(box: Tensor) -> Tensor:
+    return (box[..., 2:] - box[..., :2]).prod(-1)
+
+
+class Objective:
+    """Images, a transformer and an encoder, and the step of Adam that trains the transformer."""
+
+    def __init__(
+        self,
+        images: Tensor,
+        network: SpatialTransformer,
+        encode: nn.Module,
+        random: RandomNumbers,
+        *,
+        batch: int,
+        momentum: float,
+    ) -> None:
+        if not 2 <= batch <= len(images):
+            raise ValueError(f"batch must be from 2 to the {len(images)} images, got {batch}")
+        self.images, self.network, self.encode, self.random = images, network, encode, random
+        self.batch, self.momentum = batch, momentum
+        device = images.device
+        self.parameters = list(network.parameters())
+        self.weights = joined(self.parameters)
+        self.mean, self.square = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
+        self.moved = torch.zeros((), device=device)  # how often: on the device, for a captured step
+        self.rate = torch.zeros((), device=device)
+
+    def step(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Some images, and the weights moved; the loss, which images, and where their crops were."""
+        chosen = self.random.uniform(len(self.images)).argsort(stable=True)[: self.batch]
+        images = self.images[chosen]
+        with tensor_cores(False):
+            crops, theta = self.network(images, return_theta=True)
+            with torch.no_grad():
+                places = elsewhere(theta, self.random)
+                assert self.network.size is not None
+                patches = warp(images, places, self.network.family, size=self.network.size)
+                seen = self.encode(patches.flatten(0, 1)).unflatten(0, (self.batch, RANDOM))
+            loss = hinge(self.encode(crops), seen)
+            gradients = torch.autograd.grad(loss, self.parameters)
+        with torch.no_grad():
+            self.move(torch.cat([part.reshape(-1) for part in gradients]))
+        return loss.detach(), chosen, theta.detach()
+
+    def move(self, gradient: Tensor) -> None:
+        """Adam, in place."""
+        self.moved += 1
+        self.mean.lerp_(gradient, 1 - self.momentum)
+        self.square.lerp_(gradient.square(), 1 - SECOND)
+        first = self.mean / (1 - self.momentum**self.moved)
+        second = self.square / (1 - SECOND**self.moved)
+        self.weights.sub_(self.rate * first / (second.sqrt() + TINY))
+
+
+class Colocalisation:
+    """A cell of Table 5 and a seed on a device. ``folder``: where the encoder is kept."""
+
+    def __init__(
+        self, cell: Cell, seed: int, digits: DigitSet, device: torch.device | str, folder: Path
+    ) -> None:
+        assert cell.model.digit is not None
+        self.cell, self.seed, self.device = cell, seed, torch.device(device)
+        self.digits = held_out(digits, cell.settings.held_out)
+        given = one_class(
+            cell.data.kind, cell.model.digit, seed, self.digits, count=IMAGES, device=self.device
+        )
+        self.images, self.truth = given.images, given.drawn.numbers["box"]
+        with torch.random.fork_rng(devices=[]):  # the same weights on every device
+            torch.manual_seed(seed)
+            self.network = transformer(1, cell.data.size, DIGIT)
+        self.network.to(self.device)
+        filters = networks.widest(
+            lambda width: networks.parameters(networks.convolutional(DIGIT, width)), cell, 0
+        )
+        self.objective = Objective(
+            self.images,
+            self.network,
+            encoder(self.digits, filters, folder, self.device),
+            RandomNumbers(seed * STREAM, device=self.device),
+            batch=cell.settings.batch,
+            momentum=cell.settings.momentum,
+        )
+        # Of losses and of wrong boxes, since the last ``means``.
+        self.sums = torch.zeros(2, device=self.device)
+        self.step_number = 0
+
+    def step(self) -> None:
+        loss, chosen, theta = self.objective.step()
+        wrong = (overlap(box(theta), self.truth[chosen]) <= CORRECT).float().mean()
+        self.sums += torch.stack([loss, wrong])
+
+    def means(self, steps: int) -> tuple[float, float]:
+        """The loss and the wrong boxes in percent, over so many steps since this was last asked."""
+        loss, wrong = (self.sums / steps).tolist()
+        self.sums.zero_()
+        return loss, 100 * wrong
+
+    def set_rate(self) -> None:
+        """The learning rate of the steps that follow; in place, so that a captured step takes it."""
+        self.objective.rate.fill_(self.cell.settings.rate(self.step_number))
+
+    def tested(self) -> Tested:
+        """The boxes of all images; what is "predicted" of an image is whether its box is right."""
+        theta = self.theta(self.images)
+        right = overlap(box(theta), self.truth) > CORRECT
+        return Tested(100 - 100 * int(right.sum()) / len(right), right.long(), theta)
+
+    def first_images(self, count: int) -> Tensor:
+        """The first images of the set. [count at most, 1, size, size]"""
+        return self.images[:count]
+
+    @torch.no_grad()
+    def theta(self, images: Tensor) -> Tensor:
+        """The present crops of some images. [N, 3]"""
+        with tensor_cores(False):
+            return self.network.theta(images)
+
+    def state(self) -> State:
+        objective = self.objective
+        named = {f"network.{name}": value for name, value in self.network.state_dict().items()}
+        tensors = {
+            **named,
+            "mean": objective.mean,
+            "square": objective.square,
+            "moved": objective.moved,
+            "sums": self.sums,
+        }
+        return State(
+            {name: value.detach().cpu().clone() for name, value in tensors.items()},
+            {"step": self.step_number, "drawn": objective.random.state()},
+        )
+
+    def load(self, state: State) -> None:
+        """Goes on from a state; in place, so that a captured step does too."""
+        tensors, objective = dict(state.tensors), self.objective
+        with torch.no_grad():
+            for name in ("mean", "square", "moved"):
+                getattr(objective, name).copy_(tensors.pop(name))
+            self.sums.copy_(tensors.pop("sums"))
+            self.network.load_state_dict(
+                {name.removeprefix("network."): value for name, value in tensors.items()}
+            )
+        objective.random.set_state(state.numbers["drawn"])
+        self.step_number = state.numbers["step"]

@@ -1,0 +1,90 @@
+"""e() of section A.2: a digit CNN's two hidden layers and its scores, joined.
+
+The CNN is trained once for all cells, on undistorted digits, and kept beside their checkpoints.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from . import checkpoints, networks
+from .checkpoints import CheckpointError
+from .data.clutter import below
+from .data.digits import DigitSet
+from .data.distortions import DIGIT
+from .data.fetch import Say, say
+from .data.fixed_sets import as_images
+from .data.random_numbers import RandomNumbers
+from .extra import extra
+
+STEPS, BATCH, RATE, MOMENTUM = 1200, 128, 0.03, 0.9
+LAST = 0.3  # of the steps have a tenth of the rate
+SEED = 0
+
+
+class DigitEncoder(nn.Module):
+    """[N, 1, 28, 28] -> [N, F]: each layer's activations, as a vector of length 1.
+
+    As they are, the squared distances between two digits of a class are in the thousands, and a margin of 1
+    is nothing beside them: crops of nothing at all then lose less than the true boxes do.
+    """
+
+    def __init__(self, filters: int) -> None:
+        super().__init__()
+        self.network = networks.Network(None, networks.convolutional(DIGIT, filters))
+
+    def forward(self, crops: Tensor) -> Tensor:
+        layers = []
+        activations = (crops - networks.MEAN) / networks.DEVIATION
+        for layer in self.network.classifier.children():
+            activations = layer(activations)
+            if isinstance(layer, (nn.MaxPool2d, nn.Linear)):
+                layers.append(F.normalize(activations.flatten(1), dim=1))
+        return torch.cat(layers, dim=1)
+
+
+def encoder(
+    digits: DigitSet, filters: int, folder: Path, device: torch.device, say: Say = say
+) -> DigitEncoder:
+    """The encoder, from ``folder`` or trained by the first process that gets here. Its weights are fixed."""
+    identity = {
+        "digits": digits.name, "filters": filters, "steps": STEPS, "batch": BATCH, "rate": RATE,
+        "momentum": MOMENTUM, "last": LAST, "seed": SEED,
+    }  # fmt: skip
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    path = folder / f"encoder-{key}.safetensors"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        made = DigitEncoder(filters).to(device)
+    folder.mkdir(parents=True, exist_ok=True)
+    with extra("filelock").FileLock(folder / f".{path.name}.lock"):
+        if not path.exists():
+            say(f"training the encoder, a CNN on undistorted {digits.name} ({STEPS:,} steps)")
+            train(made.network, digits, device)
+            checkpoints.save_weights(made.network.state_dict(), path)
+    try:
+        made.network.load_state_dict(extra("safetensors.torch").load_file(path))
+    except (OSError, RuntimeError, extra("safetensors").SafetensorError) as error:
+        raise CheckpointError(f"{path} is no encoder: {error}: remove it to train another") from error
+    return made.requires_grad_(False)
+
+
+def train(network: nn.Module, digits: DigitSet, device: torch.device) -> None:
+    """A digit classifier, by SGD with momentum."""
+    images, labels = digits.train.images.to(device), digits.train.labels.to(device)
+    random = RandomNumbers(SEED, device=device)
+    optimiser = torch.optim.SGD(network.parameters(), lr=RATE, momentum=MOMENTUM)
+    for step in range(STEPS):
+        if step == round((1 - LAST) * STEPS):
+            optimiser.param_groups[0]["lr"] = RATE / 10
+        chosen = below(len(labels), random.uniform(BATCH))
+        loss = F.cross_entropy(network(as_images(images[chosen], device)), labels[chosen])
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()

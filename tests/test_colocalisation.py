@@ -1,0 +1,304 @@
+"""Co-localisation: its loss, its boxes, its runs, its table and its pictures."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("filelock")
+pytest.importorskip("safetensors")
+pytest.importorskip("matplotlib")
+Image = pytest.importorskip("PIL.Image")
+
+from spatial_transformer import cli  # noqa: E402
+from spatial_transformer.experiments import (  # noqa: E402
+    box_pictures,
+    checkpoints,
+    colocalisation,
+    encoders,
+    engine,
+    networks,
+    pictures,
+    probes,
+    records,
+    results,
+    tables,
+)
+from spatial_transformer.experiments.catalogue import EXPERIMENTS  # noqa: E402
+from spatial_transformer.experiments.checkpoints import Checkpoint, CheckpointError  # noqa: E402
+from spatial_transformer.experiments.colocalisation import Colocalisation, box, hinge, overlap  # noqa: E402
+from spatial_transformer.experiments.data import uci_digits  # noqa: E402
+from spatial_transformer.experiments.data.one_class import one_class  # noqa: E402
+from spatial_transformer.experiments.data.random_numbers import RandomNumbers  # noqa: E402
+from spatial_transformer.experiments.records import Record  # noqa: E402
+
+EXPERIMENT = EXPERIMENTS["colocalisation"]
+CELLS = {cell.name: cell for cell in EXPERIMENT.cells}
+SHORT = {"steps": 8, "batch": 6, "parameters": 6000, "curve": 4}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def digits(one_thread):
+    return uci_digits.load()
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(encoders, "STEPS", 20)
+    monkeypatch.setattr(engine, "STUCK", 100.0)  # some steps teach next to nothing
+
+
+def small(name):
+    cell = CELLS[name]
+    return dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, **SHORT))
+
+
+def started(digits, seed=0):
+    run = Colocalisation(small("TC84/3"), seed, digits, CPU, Path("runs"))
+    run.objective.rate.fill_(0.003)
+    return run
+
+
+# The loss
+
+
+def test_the_loss_is_that_of_the_equation():
+    """Against a loop over triplets, with the nearest of the random patches."""
+    generator = torch.Generator().manual_seed(0)
+    crops = torch.randn(5, 7, generator=generator, dtype=torch.float64)
+    patches = crops[:, None] + 1.5 * torch.randn(5, 3, 7, generator=generator, dtype=torch.float64)
+    total, active = 0.0, 0
+    for n in range(5):
+        away = min(float((crops[n] - patch).square().sum()) for patch in patches[n])
+        for m in range(5):
+            if m != n:
+                term = max(0.0, float((crops[n] - crops[m]).square().sum()) - away + 1.0)
+                total, active = total + term, active + (term > 0)
+    assert 0 < active < 20  # some triplets are content and some are not
+    assert float(hinge(crops, patches)) == pytest.approx(total / 20)
+
+
+def test_a_pair_moves_its_first_crop_alone():
+    crops = torch.tensor([[0.0], [1.0]], requires_grad=True)
+    patches = torch.tensor([[[5.0]], [[1.1]]])  # the first is content, the second is not
+    (gradient,) = torch.autograd.grad(hinge(crops, patches), crops)
+    # of (1 - 0)^2 - (1 - 1.1)^2 + 1 over two pairs, with the first crop held
+    assert torch.allclose(gradient, torch.tensor([[0.0], [(2 + 0.2) / 2]]))
+
+
+# Boxes
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ((0, 0, 2, 2), (0, 0, 2, 2), 1.0),
+        ((0, 0, 2, 2), (1, 0, 3, 2), 1 / 3),
+        ((0, 0, 2, 2), (1, 1, 3, 3), 1 / 7),
+        ((0, 0, 4, 4), (1, 1, 3, 3), 1 / 4),
+        ((0, 0, 1, 1), (2, 2, 3, 3), 0.0),
+        ((0, 0, 1, 1), (2, 0, 3, 1), 0.0),
+    ],
+)
+def test_overlap(one, other, expected):
+    one, other = torch.tensor(one).float(), torch.tensor(other).float()
+    assert float(overlap(one, other)) == pytest.approx(expected)
+    assert float(overlap(other, one)) == pytest.approx(expected)
+
+
+def test_a_crop_is_a_box():
+    assert torch.equal(box(torch.tensor([0.25, 0.5, -0.5])), torch.tensor([0.25, -0.75, 0.75, -0.25]))
+
+
+def test_the_true_box_holds_the_digit(digits):
+    found = one_class("T84", 3, 0, digits, count=5)
+    for image, edges in zip(found.images[:, 0], (found.drawn.numbers["box"] + 1) * 42, strict=True):
+        left, top, right, bottom = edges.round().int().tolist()
+        assert (right - left, bottom - top) == (28, 28)
+        inside = image[top:bottom, left:right]
+        assert inside.count_nonzero() == image.count_nonzero() > 0
+
+
+def test_crops_start_midway_and_stay_within_the_image():
+    network = colocalisation.transformer(1, 84, 28)
+    images = torch.rand(4, 1, 84, 84)
+    assert torch.allclose(network.theta(images), torch.tensor([0.5, 0.0, 0.0]).expand(4, 3))
+    with torch.no_grad():
+        network.head.free.weight.normal_(0, 30, generator=torch.Generator().manual_seed(0))
+    theta = network.theta(images)
+    assert (theta[:, 0] >= colocalisation.LEAST).all()
+    assert (theta[:, 0] <= colocalisation.MOST).all()
+    assert (box(theta).abs() <= 1 + 1e-6).all()
+    assert (theta[:, 1:].abs() > 0.1).any()
+
+
+def test_random_patches_have_the_crops_sizes_and_lie_within_the_image():
+    theta = torch.tensor([[0.2, 0.8, 0.8], [0.7, 0.0, 0.1]]).repeat(50, 1)
+    found = colocalisation.elsewhere(theta, RandomNumbers(0))
+    assert torch.equal(found[..., 0], theta[:, :1].expand(-1, colocalisation.RANDOM))
+    edges = box(found).abs().amax((1, 2))
+    assert (edges <= 1 + 1e-6).all()
+    assert found[::2, :, 1:].std() > 0.4  # of a uniform one: 0.46
+
+
+def test_the_localiser_is_that_of_the_text():
+    network = colocalisation.transformer(1, 84, 28)
+    assert networks.parameters(network) == 5_947
+    layers = [layer for layer in network.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    assert (layers[0].kernel_size, layers[0].stride, layers[0].out_channels) == ((9, 9), (4, 4), 8)
+    assert [layer.out_features for layer in layers[1:]] == [8, 8]
+
+
+def test_the_papers_numbers():
+    assert all(cell.paper == 0 for name, cell in CELLS.items() if name.startswith("T84"))
+    accuracies = [100 - CELLS[f"TC84/{digit}"].paper for digit in range(10)]
+    assert accuracies == [81, 82, 88, 75, 94, 84, 93, 85, 89, 87]
+    assert all(sentence.endswith(".") for sentence in EXPERIMENT.departures)
+
+
+# Images and encoder
+
+
+def test_images_of_one_class(digits):
+    found = one_class("TC84", 4, 1, digits)
+    assert found.images.shape == (100, 1, 84, 84)
+    assert (found.labels == 4).all()
+    assert torch.equal(found.images, one_class("TC84", 4, 1, digits).images)
+    assert not torch.equal(found.images, one_class("TC84", 4, 2, digits).images)
+
+
+def test_the_encoder_is_trained_once(digits, monkeypatch):
+    first = encoders.encoder(digits, 4, Path("runs"), CPU)
+    monkeypatch.setattr(encoders, "train", None)
+    again = encoders.encoder(digits, 4, Path("runs"), CPU)
+    crops = torch.rand(3, 1, 28, 28)
+    assert torch.equal(first(crops), again(crops))
+    assert first(crops).shape == (3, 4 * 100 + 4 * 4 + 10)
+    assert torch.allclose(first(crops).square().sum(1), torch.tensor(3.0))  # three layers of length 1
+    (path,) = Path("runs").glob("encoder-*.safetensors")
+    path.write_bytes(b"broken")
+    with pytest.raises(CheckpointError, match=r"encoder-.*is no encoder.*remove it to train another"):
+        encoders.encoder(digits, 4, Path("runs"), CPU)
+
+
+def test_an_encoder_of_other_digits_is_another(digits):
+    encoders.encoder(digits, 4, Path("runs"), CPU)
+    encoders.encoder(digits._replace(name="others"), 4, Path("runs"), CPU)
+    assert len(list(Path("runs").glob("encoder-*.safetensors"))) == 2
+
+
+# Runs
+
+
+def test_a_run_goes_on_bit_for_bit(digits):
+    whole, stopped, other = (started(digits) for _ in range(3))
+    for _ in range(4):
+        whole.step()
+    for _ in range(2):
+        stopped.step()
+    stopped.step_number = 2
+    checkpoints.save(Checkpoint(stopped.state(), 0.0, [], [], [], {}), Path("c"))
+    other.load(checkpoints.load(Path("c")).state)
+    assert other.step_number == 2
+    for _ in range(2):
+        other.step()
+    for name, tensor in whole.state().tensors.items():
+        assert torch.equal(tensor, other.state().tensors[name]), name
+    assert not torch.equal(started(digits).objective.weights, whole.objective.weights)
+
+
+def test_a_step_is_that_of_adam(digits):
+    run = started(digits)
+    weights = nn.Parameter(run.objective.weights.clone())
+    optimiser = torch.optim.Adam([weights], lr=0.003, betas=(0.9, 0.999))
+    for at in range(3):
+        gradient = torch.randn(weights.shape, generator=torch.Generator().manual_seed(at))
+        run.objective.move(gradient)
+        weights.grad = gradient
+        optimiser.step()
+    torch.testing.assert_close(run.objective.weights, weights.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_error_is_of_boxes_that_overlap_too_little(digits):
+    run = started(digits)
+    away = (torch.arange(100) >= 30)[:, None].float()  # the first thirty are right
+    run.theta = lambda images: torch.cat(
+        [torch.full((100, 1), 1 / 3), (run.truth[:, :2] + run.truth[:, 2:]) / 2 + away],
+        dim=1,
+    )  # fmt: skip
+    assert run.tested().error == pytest.approx(70)
+
+
+@pytest.fixture
+def trained(digits):
+    """Records and probes of two cells."""
+    jobs = engine.jobs([small("T84/3"), small("TC84/3")], [0], Path("results"), Path("runs"), SHORT)
+    outcome = engine.train(jobs, digits, CPU, at_once=2)
+    assert [record.status for record in outcome.records] == ["done", "done"]
+    return jobs
+
+
+def test_a_cell_is_trained_to_its_record(trained, digits):
+    record = records.read(trained[1].record)
+    assert (record.cell, record.paper, record.steps, record.parameters) == ("TC84/3", 25.0, 8, 5_947)
+    probe = probes.read(probes.path_of(trained[1].record))
+    assert probe.theta.shape == (100, 3)
+    truth = one_class("TC84", 3, 0, digits).drawn.numbers["box"]
+    right = overlap(box(torch.from_numpy(probe.theta.astype(np.float32))), truth) > 0.5
+    assert record.error == pytest.approx(100 - float(right.sum()))
+
+
+# The table and the pictures
+
+
+def test_the_table_prints_accuracies(tmp_path):
+    for seed, error in enumerate((24.0, 25.0, 23.0)):
+        cell = CELLS["TC84/3"]
+        record = Record(
+            experiment=cell.experiment, cell=cell.name, seed=seed, status="done", reason=None, error=error,
+            paper=cell.paper, digits="MNIST", steps=cell.settings.steps, seconds=1.0, device="CPU",
+            commit="c" * 40, date="2026-01-01", versions={}, settings=dataclasses.asdict(cell.settings),
+            parameters=5947, curve=[],
+        )  # fmt: skip
+        records.write(record, records.path_of(tmp_path, cell.experiment, cell.name, seed, {}))
+        worse = dataclasses.replace(record, cell="T84/3", error=1.0, paper=0.0)
+        records.write(worse, records.path_of(tmp_path, cell.experiment, "T84/3", seed, {}))
+    made = tables.table(EXPERIMENT, results.of(EXPERIMENT, tmp_path))
+    assert "| 3 | 99.00 ± 0.00 (3) ▼ / 100.0 | **76.00 ± 1.00** (3) / 75.0 |" in made
+    assert "| 4 | - / 100.0 | - / 94.0 |" in made
+    assert "**Bold**: at or above the paper's" in made
+
+
+def test_pictures_show_the_boxes_of_the_probe(trained, digits):
+    job = trained[0]
+    result = results.Result(job.record, records.read(job.record), {})
+    one = pictures.Trained(job.cell, result, probes.read(probes.path_of(job.record)))
+    images, truth = box_pictures.shown(one, digits)
+    made = box_pictures.boxes(one, images, truth)
+    first = [patch.get_bbox().extents.tolist() for patch in made.axes[0].patches]
+    assert first[0] == pytest.approx((truth[0] - 0.5).tolist(), abs=1e-4)
+    assert first[1] == pytest.approx([20.5, 20.5, 62.5, 62.5])  # half the image, in its middle
+    last = made.axes[box_pictures.COLUMNS - 1].patches[1].get_bbox().extents.tolist()
+    final = (box(torch.from_numpy(one.probe.theta[:1].astype(np.float32)))[0] + 1) * 42 - 0.5
+    assert last == pytest.approx(final.tolist(), abs=1e-3)
+
+
+def test_drawing_from_the_command_line(trained, capsys):
+    changed = [f"{name}={value}" for name, value in SHORT.items()]
+    command = ["draw", "colocalisation", *changed, "--digits", "packaged"]
+    assert cli.main([*command, "--data", "T84"]) == 0
+    made = capsys.readouterr().out.split()
+    assert [Path(path).name for path in made] == ["T84-3-boxes.png", "T84-3-training.gif"]
+    with Image.open(made[1]) as moving:
+        assert moving.n_frames == len(probes.moments(8))
+        green = tuple(int(box_pictures.TRUE[at : at + 2], 16) for at in (1, 3, 5))
+        assert green in {colour for _, colour in moving.convert("RGB").getcolors(1 << 16)}
+    assert cli.main([*command, "--only", "means"]) == 1
+    assert "colocalisation has boxes, animation, got --only means" in capsys.readouterr().err
