@@ -5,10 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-from .paper import cluttered_mnist, distorted_mnist
+from .paper import addition, cluttered_mnist, distorted_mnist, volumes
 from .spec import Cell, Experiment
 
-EXPERIMENTS = {module.EXPERIMENT.name: module.EXPERIMENT for module in (distorted_mnist, cluttered_mnist)}
+EXPERIMENTS = {
+    module.EXPERIMENT.name: module.EXPERIMENT
+    for module in (distorted_mnist, cluttered_mnist, addition, volumes)
+}
 
 
 def chosen(experiment: Experiment, models: Sequence[str] = (), data: Sequence[str] = ()) -> list[Cell]:

@@ -20,6 +20,10 @@ LEGEND = (
     f"**Bold**: at or below the paper's. {ABOVE}: above it by more than 0.2 points, "
     f"or 0.1 where the paper's is under 1 %. {NONE}: not trained."
 )
+LEGEND_ALONE = (
+    "Error in percent: ours, mean ± sample deviation (number of seeds); the paper gives none. "
+    f"{NONE}: not trained."
+)
 
 
 class Summary(NamedTuple):
@@ -46,7 +50,7 @@ def table(
     """Markdown: the table, and unless it is to be brief what stands behind it."""
     counted = [result for result in results if wanted.counts(result)]
     cells = {name: summary(found) for name, found in by_cell(counted).items()}
-    parts = ["\n".join(grid(experiment, cells)), LEGEND]
+    parts = ["\n".join(grid(experiment, cells)), LEGEND if experiment.paper else LEGEND_ALONE]
     if wanted != AS_THE_PAPER:
         parts.insert(0, f"**Not the paper's settings or digits:{wanted.options}.**")
     if not brief:
@@ -54,6 +58,7 @@ def table(
         claims = [verdict(claim, means) for claim in experiment.claims]
         departures = experiment.departures
         parts += [
+            measures(experiment, by_cell(counted)),
             bullets("What the paper says of it, and whether these numbers bear it out:", claims),
             bullets("Where this is not the paper's recipe, or the paper does not say:", departures),
             bullets("How the numbers came about:", facts(experiment, counted)),
@@ -101,7 +106,7 @@ def number(cell: Cell, found: Summary | None) -> str:
     shown = []
     if found.mean is not None:
         count = len(found.errors)
-        ours = f"{found.mean:.2f}" + (f" ± {statistics.stdev(found.errors):.2f}" if count > 1 else "")
+        ours = spread(found.errors)
         if cell.paper is not None and found.mean <= cell.paper:
             ours = f"**{ours}**"
         mark = f" {ABOVE}" if is_above(found.mean, cell.paper) else ""
@@ -109,6 +114,29 @@ def number(cell: Cell, found: Summary | None) -> str:
     if found.failed:
         shown.append(f"failed: {found.failed} of {found.failed + len(found.errors)}")
     return ", ".join(shown) + paper
+
+
+def spread(values: Sequence[float]) -> str:
+    """
+    >>> spread([1.0, 2.0]), spread([1.0])
+    ('1.50 ± 0.71', '1.00')
+    """
+    mean = f"{round(statistics.mean(values), 6):.2f}"
+    return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
+
+
+def measures(experiment: Experiment, found: Mapping[str, Sequence[Result]]) -> str:
+    """What was measured besides the error, a row for each cell that has any of it, and what it is."""
+    lines = []
+    for cell, results in found.items():
+        known = [one.record.measures for one in results if one.record.status == "done"]
+        values = [[each[name] for each in known if name in each] for name in experiment.measures]
+        if any(values):
+            lines.append([cell, *(spread(some) if some else NONE for some in values)])
+    if not lines:
+        return ""
+    meanings = bullets("Measured besides the error:", (f"{a}: {b}." for a, b in experiment.measures.items()))
+    return "\n".join([meanings, "", *rows(["cell", *experiment.measures], lines)])
 
 
 def is_above(mean: float, paper: float | None) -> bool:
