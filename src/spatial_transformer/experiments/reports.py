@@ -7,13 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import catalogue, pictures, results, tables
+from . import catalogue, pictures, pictures_of_pairs, pictures_of_volumes, results, tables
 from .data import mnist, uci_digits
 from .data.places import VARIABLE
 from .results import Wanted
 from .spec import Experiment
 
 COMMANDS = ("table", "draw")
+# What shows the test images of an experiment whose images are not one digit on a plane.
+OF_IMAGES: dict[str, pictures.ImagePictures] = {
+    "addition": pictures_of_pairs.draw_images,
+    "volumes": pictures_of_volumes.draw_images,
+}
 DIGITS = {"mnist": mnist.NAME, "packaged": uci_digits.NAME}
 
 
@@ -80,6 +85,7 @@ def draw(
         only=given.only or pictures.PICTURES,
         out=given.out,
         data_dir=given.data_dir,
+        of_images=OF_IMAGES.get(experiment.name),
     )
     for path in made:
         print(path, flush=True)
