@@ -42,6 +42,12 @@ def test_each_on_its_channel(family):
     assert of(family, second, second) == {"apart": 0, "settled": 0}
 
 
+def test_which_channel_is_attended_to():
+    theta = torch.stack([looking_at(FAMILIES["affine"], points / 21) for points in CENTRE.unbind(1)], dim=1)
+    found = measures.attended(FAMILIES["affine"], theta, CENTRE / 21)
+    assert torch.equal(found, torch.tensor([0, 1]).expand(COUNT, 2))
+
+
 def test_a_digit_may_be_beside_the_middle():
     """Always in the same way: then it is known where to look for it."""
     first, second = CENTRE.unbind(1)

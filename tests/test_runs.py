@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from spatial_transformer.experiments import checkpoints
+from spatial_transformer.experiments import checkpoints, measures
 from spatial_transformer.experiments.checkpoints import Checkpoint, CheckpointError
 from spatial_transformer.experiments.data import fixed_sets, uci_digits
 from spatial_transformer.experiments.data.fixed_sets import fixed_set
@@ -161,7 +161,9 @@ def test_pairs_are_tested_on_their_sums_and_measured(digits):
     assert tested.measures == {"apart": 0, "settled": 0}  # both look at the whole image yet
     with torch.no_grad():  # the second's own way of looking, which depends on the image
         run.network.transformer.each[1].head.weight.normal_(generator=torch.Generator().manual_seed(0))
-    assert 20 < run.tested().measures["apart"] < 80
+    expected = measures.of(run.cell, run.theta(fixed.images), fixed.drawn.numbers["centre"])
+    assert run.tested().measures == pytest.approx(expected)
+    assert 20 < expected["apart"] < 80
     assert started("addition/ST-FCN affine", digits).tested().measures == {}
 
 
