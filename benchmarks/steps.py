@@ -1,7 +1,8 @@
 """How long a step of training takes: ``python -m benchmarks.steps --out RESULT.json``.
 
 The whole of it: digits drawn and distorted, forward, backward, update, batch 256, in a CUDA graph. A cell
-alone, a dozen of the same side by side, and all cells of both tables. Each in both precisions.
+alone, a dozen of the same side by side, and all cells of both tables. Each in both precisions. (Digits in
+three dimensions have a benchmark of their own, ``benchmarks.volume_steps``.)
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,8 @@ from . import cuda
 from .record import heading, write
 from .table import show
 
-CELLS = {cell.name: cell for experiment in EXPERIMENTS.values() for cell in experiment.cells}
+TABLES = ("distorted-mnist", "cluttered-mnist")
+CELLS = {cell.name: cell for name in TABLES for cell in EXPERIMENTS[name].cells}
 AT_ONCE = 12
 ROUNDS = 5
 ALL = "all 36 cells"
@@ -56,10 +58,15 @@ CASES = (
 )
 
 
-def measured(cells: Sequence[Cell], device: str, steps: int) -> float:
-    """Milliseconds of a step of all, the median of rounds."""
+def measured(
+    cells: Sequence[Cell], device: str, steps: int, prepare: Callable[[Run], None] = lambda run: None
+) -> float:
+    """Milliseconds of a step of all, the median of rounds. ``prepare``: done to each run before its first."""
     digits = uci_digits.load()
-    together = Lockstep([Run(cell, seed, digits, device) for seed, cell in enumerate(cells)])
+    runs = [Run(cell, seed, digits, device) for seed, cell in enumerate(cells)]
+    for each in runs:
+        prepare(each)
+    together = Lockstep(runs)
     together.advance(2)
     rounds = []
     for _ in range(ROUNDS):

@@ -9,11 +9,17 @@ import torch
 from torch import nn
 
 from spatial_transformer.experiments import networks
-from spatial_transformer.experiments.data.fixed_sets import KINDS
-from spatial_transformer.experiments.paper import cluttered_mnist, distorted_mnist
+from spatial_transformer.experiments.data import uci_digits
+from spatial_transformer.experiments.data.fixed_sets import KINDS, fixed_set
+from spatial_transformer.experiments.paper import addition, cluttered_mnist, distorted_mnist, volumes
 from spatial_transformer.experiments.spec import Settings
 
-EXPERIMENTS = (distorted_mnist.EXPERIMENT, cluttered_mnist.EXPERIMENT)
+EXPERIMENTS = (
+    distorted_mnist.EXPERIMENT,
+    cluttered_mnist.EXPERIMENT,
+    addition.EXPERIMENT,
+    volumes.EXPERIMENT,
+)
 CELLS = [cell for experiment in EXPERIMENTS for cell in experiment.cells]
 
 
@@ -41,12 +47,25 @@ def test_the_cluttered_cells():
     assert found == {"TC/FCN": 13.2, "TC/CNN": 3.5, "TC/ST-FCN": 2.0, "TC/ST-CNN": 1.7}
 
 
+def test_table_4():
+    found = {cell.name.removeprefix("addition/"): cell.paper for cell in addition.EXPERIMENT.cells}
+    assert found == {
+        "FCN": 47.7, "CNN": 14.7, "ST-FCN affine": 22.6, "ST-FCN projective": 18.5, "ST-FCN spline": 19.1,
+        "2xST-FCN affine": 9.0, "2xST-FCN projective": 5.9, "2xST-FCN spline": 5.8,
+    }  # fmt: skip
+
+
+def test_the_paper_has_no_number_for_volumes():
+    assert {cell.name: cell.paper for cell in volumes.EXPERIMENT.cells} == {"3D/CNN": None, "3D/ST-CNN": None}
+
+
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
 def test_an_experiment_names_its_departures_and_known_data(experiment):
     assert all(sentence.endswith(".") for sentence in experiment.departures)
     assert any("omentum" in sentence for sentence in experiment.departures)
     assert {data.kind for data in experiment.data} <= set(KINDS)
-    assert dataclasses.replace(experiment.settings, parameters=400_000) == Settings()
+    if experiment is not volumes.EXPERIMENT:  # the text says nothing of how it is trained
+        assert dataclasses.replace(experiment.settings, parameters=400_000) == Settings()
 
 
 def test_the_fcn_of_the_cluttered_set_has_the_least_units_that_the_text_names():
@@ -100,7 +119,8 @@ def test_networks_of_a_table_have_as_many_parameters(cell):
     count = networks.parameters(network)
     asked = 480_000 if cell.data.kind == "TC" else 400_000
     assert abs(count - asked) < 6000 if cell.model.classifier == "CNN" else abs(count - asked) < 2500
-    assert network(torch.rand(2, 1, cell.data.size, cell.data.size)).shape == (2, 10)
+    images = torch.rand(2, cell.data.channels, *[cell.data.size] * cell.data.dims)
+    assert network(images).shape == (2, 19 if cell.data.kind == "addition" else 10)
 
 
 def test_a_classification_network_has_three_layers_of_weights():
@@ -163,3 +183,71 @@ def test_images_too_small_for_the_cnn_are_named():
     with pytest.raises(ValueError, match="images of 23 px are too small for the CNN: 24 px are"):
         networks.convolutional(23, 4)
     assert networks.convolutional(24, 4)(torch.rand(1, 1, 24, 24)).shape == (1, 10)
+
+
+# Two digits
+
+
+def test_transformers_side_by_side_each_warp_both_channels():
+    network = networks.build(named("addition/2xST-FCN affine"))
+    images = torch.rand(3, 2, 42, 42)
+    first, second = network.transformer.each
+    with torch.no_grad():
+        second.head.bias += torch.tensor([0.0, 0, 0.3, 0, 0, 0])  # it looks further to the right
+        seen = network.seen(images)
+        assert seen.shape == (3, 4, 28, 28)
+        assert torch.equal(seen[:, :2], network.pool(first(images)))
+        assert torch.equal(seen[:, 2:], network.pool(second(images)))
+    assert not torch.equal(seen[:, :2], seen[:, 2:])
+    theta = network.theta(images)
+    assert theta.shape == (3, 12)
+    assert theta[0].tolist() == pytest.approx([1, 0, 0, 0, 1, 0, 1, 0, 0.3, 0, 1, 0])
+
+
+@pytest.mark.parametrize("family", ["affine", "projective", "spline"])
+def test_transformers_side_by_side_start_alike_and_part(family):
+    """Both at the identity; then the gradients of their last layers differ, by their localisers' features."""
+    network = networks.build(named(f"addition/2xST-FCN {family}"))
+    images = torch.rand(4, 2, 42, 42)
+    seen = network.seen(images)
+    assert torch.equal(seen[:, :2], seen[:, 2:])
+    plain = networks.transformer(named("addition/ST-FCN affine").model, named("addition/FCN").data)
+    torch.testing.assert_close(seen[:, :2], network.pool(plain(images)), rtol=0, atol=1e-5)
+    torch.nn.functional.cross_entropy(network(images), torch.tensor([0, 5, 9, 18])).backward()
+    first, second = (each.head.weight.grad for each in network.transformer.each)
+    assert first.abs().max() > 0
+    assert (first - second).abs().max() > 0.1 * first.abs().max()
+
+
+# Volumes
+
+
+def test_a_volume_is_projected_along_its_depth():
+    volumes_of = torch.rand(2, 1, 60, 60, 60)
+    for name in ("3D/CNN", "3D/ST-CNN"):
+        seen = networks.build(named(name)).seen(volumes_of)
+        torch.testing.assert_close(seen, volumes_of.sum(2), rtol=1e-5, atol=1e-4)  # the identity, at first
+    network = networks.build(named("3D/ST-CNN"))
+    with torch.no_grad():
+        network.transformer.head.bias[11] = 0.5  # a quarter of the volume further in
+    theirs = volumes_of[:, :, 15:].sum(2)
+    torch.testing.assert_close(network.seen(volumes_of), theirs, rtol=1e-5, atol=1e-3)
+
+
+def test_projections_get_mean_0_and_deviation_1():
+    """Of the packaged digits, which have more ink than MNIST's: within a third."""
+    network = networks.build(named("3D/CNN"))
+    fixed = fixed_set("3D", uci_digits.load(), count=100)
+    given = (network.seen(fixed.images) - network.mean) / network.deviation
+    assert abs(given.mean()) < 0.34
+    assert 0.75 < given.std() < 1.34
+
+
+def test_the_localiser_of_volumes():
+    localiser = networks.build(named("3D/ST-CNN")).transformer.localiser
+    convolutions = [m for m in localiser.modules() if isinstance(m, nn.Conv3d)]
+    assert [m.kernel_size for m in convolutions] == [(5, 5, 5)] * 3
+    assert [m.stride for m in convolutions] == [(2, 2, 2)] * 3
+    assert localiser.out_features == 32
+    rows = convolutions[1].weight.detach().flatten(1)
+    assert torch.allclose(rows @ rows.T, 2 * torch.eye(len(rows)), atol=1e-5)

@@ -17,13 +17,13 @@ Image = pytest.importorskip("PIL.Image")
 
 from spatial_transformer import cli  # noqa: E402
 from spatial_transformer.experiments import (  # noqa: E402
-    box_pictures,
     checkpoints,
     colocalisation,
     encoders,
     engine,
     networks,
     pictures,
+    pictures_of_boxes,
     probes,
     records,
     results,
@@ -280,12 +280,12 @@ def test_pictures_show_the_boxes_of_the_probe(trained, digits):
     job = trained[0]
     result = results.Result(job.record, records.read(job.record), {})
     one = pictures.Trained(job.cell, result, probes.read(probes.path_of(job.record)))
-    images, truth = box_pictures.shown(one, digits)
-    made = box_pictures.boxes(one, images, truth)
+    images, truth = pictures_of_boxes.shown(one, digits)
+    made = pictures_of_boxes.boxes(one, images, truth)
     first = [patch.get_bbox().extents.tolist() for patch in made.axes[0].patches]
     assert first[0] == pytest.approx((truth[0] - 0.5).tolist(), abs=1e-4)
     assert first[1] == pytest.approx([20.5, 20.5, 62.5, 62.5])  # half the image, in its middle
-    last = made.axes[box_pictures.COLUMNS - 1].patches[1].get_bbox().extents.tolist()
+    last = made.axes[pictures_of_boxes.COLUMNS - 1].patches[1].get_bbox().extents.tolist()
     final = (box(torch.from_numpy(one.probe.theta[:1].astype(np.float32)))[0] + 1) * 42 - 0.5
     assert last == pytest.approx(final.tolist(), abs=1e-3)
 
@@ -298,7 +298,7 @@ def test_drawing_from_the_command_line(trained, capsys):
     assert [Path(path).name for path in made] == ["T84-3-boxes.png", "T84-3-training.gif"]
     with Image.open(made[1]) as moving:
         assert moving.n_frames == len(probes.moments(8))
-        green = tuple(int(box_pictures.TRUE[at : at + 2], 16) for at in (1, 3, 5))
+        green = tuple(int(pictures_of_boxes.TRUE[at : at + 2], 16) for at in (1, 3, 5))
         assert green in {colour for _, colour in moving.convert("RGB").getcolors(1 << 16)}
     assert cli.main([*command, "--only", "means"]) == 1
     assert "colocalisation has boxes, animation, got --only means" in capsys.readouterr().err

@@ -351,6 +351,16 @@ def test_networks(name):
         assert (got - want).norm() <= 0.3 * want.norm() + 1e-6
 
 
+def test_the_projection_of_a_volume():
+    """60 px, one channel: its CNN is fast, and the same function."""
+    network = networks.ProjectingNetwork(None, networks.convolutional(60, 4)).to(DEVICE)
+    volume = torch.rand(1, 1, 5, 60, 60, device=DEVICE)
+    quick, wanted = fast(network), network(volume)
+    assert type(quick.classifier).__name__ == "FastSequential"
+    assert not torch.equal(quick(volume), wanted)
+    assert (quick(volume) - wanted).norm() <= 0.02 * wanted.norm()
+
+
 def test_fast_shares_parameters_and_names():
     network = whole()
     quick = fast(network)
@@ -390,6 +400,9 @@ def test_other_poolings_stay_as_they_are(pooling):
 
 def test_stages():
     assert kinds_of(networks.convolutional(28, 8)) == ["Stage", "Stage", "Flatten", "Linear"]
+    two = networks.convolutional(28, 8, channels=2)  # of two digits: as they are
+    assert kinds_of(two) == [type(layer).__name__ for layer in two]
+    assert type(fast(two)) is torch.nn.Sequential
     localiser = st.ConvLocaliser(1, (28, 28)).layers
     assert kinds_of(localiser) == ["AvgPool2d", "Stage", "Stage", "Flatten", "Linear", "ReLU"]
     apart = [nn.Conv2d(1, 4, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(), nn.Conv2d(4, 4, 3), nn.ReLU()]

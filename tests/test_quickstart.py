@@ -31,7 +31,8 @@ def short(tmp_path, monkeypatch):
 def test_the_quick_start(short, capsys):
     assert main(COMMAND) == 0
     said = capsys.readouterr().out
-    errors = {record.cell: record.error for record in records.of("distorted-mnist", Path("quickstart"))}
+    made = map(records.read, records.paths("distorted-mnist", Path("quickstart")))
+    errors = {record.cell: record.error for record in made}
     assert set(errors) == {"RTS/FCN", "RTS/ST-FCN affine"}
     assert re.search(rf"without a spatial transformer +{errors['RTS/FCN']:.2f} % wrong", said)
     assert re.search(rf"with a spatial transformer +{errors['RTS/ST-FCN affine']:.2f} % wrong", said)

@@ -38,6 +38,17 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["record.json"]
 
 
+def test_a_record_from_before_there_were_measures(tmp_path):
+    path = tmp_path / "record.json"
+    content = dataclasses.asdict(RECORD)
+    del content["measures"]
+    path.write_text(json.dumps(content))
+    assert records.read(path) == RECORD
+    measured = dataclasses.replace(RECORD, measures={"apart": 93.5})
+    records.write(measured, path)
+    assert records.read(path) == measured
+
+
 def test_a_failed_run_has_a_record(tmp_path):
     failed = dataclasses.replace(RECORD, status="failed", reason="the loss is nan", error=None)
     records.write(failed, tmp_path / "record.json")
@@ -60,6 +71,7 @@ def test_a_failed_run_has_a_record(tmp_path):
         ({"curve": 3}, "is no record"),
         ({"versions": {"torch": 2}}, "versions must be dict[str, str], got {'torch': 2}"),
         ({"seconds": -1}, "must not be negative"),
+        ({"measures": {"apart": "most"}}, "measures must be dict[str, float], got {'apart': 'most'}"),
         ({"colour": "red"}, "does not know colour"),
     ],
 )

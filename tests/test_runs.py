@@ -7,14 +7,18 @@ import dataclasses
 import pytest
 import torch
 
-from spatial_transformer.experiments import checkpoints
+from spatial_transformer.experiments import checkpoints, measures
 from spatial_transformer.experiments.checkpoints import Checkpoint, CheckpointError
-from spatial_transformer.experiments.data import uci_digits
+from spatial_transformer.experiments.data import fixed_sets, uci_digits
 from spatial_transformer.experiments.data.fixed_sets import fixed_set
-from spatial_transformer.experiments.paper import cluttered_mnist, distorted_mnist
+from spatial_transformer.experiments.paper import addition, cluttered_mnist, distorted_mnist, volumes
 from spatial_transformer.experiments.runs import Run, held_out
 
-CELLS = {cell.name: cell for table in (distorted_mnist, cluttered_mnist) for cell in table.EXPERIMENT.cells}
+CELLS = {
+    cell.name: cell
+    for table in (distorted_mnist, cluttered_mnist, addition, volumes)
+    for cell in table.EXPERIMENT.cells
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +39,21 @@ def started(name, digits, seed=0, rate=0.01, **changes):
     return run
 
 
-@pytest.mark.parametrize("name", ["R/FCN", "RTS/ST-CNN affine", "E/ST-FCN spline", "P/CNN", "TC/ST-FCN"])
-def test_a_run_goes_on_bit_for_bit(name, digits, tmp_path):
-    whole, stopped = started(name, digits), started(name, digits)
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("R/FCN", {}),
+        ("RTS/ST-CNN affine", {}),
+        ("E/ST-FCN spline", {}),
+        ("P/CNN", {}),
+        ("TC/ST-FCN", {}),
+        ("addition/2xST-FCN spline", {"parameters": 300_000}),
+        ("3D/ST-CNN", {"batch": 2, "parameters": 120_000}),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_a_run_goes_on_bit_for_bit(name, changes, digits, tmp_path):
+    whole, stopped = started(name, digits, **changes), started(name, digits, **changes)
     for _ in range(4):
         whole.step()
     for _ in range(2):
@@ -47,7 +63,7 @@ def test_a_run_goes_on_bit_for_bit(name, digits, tmp_path):
     checkpoints.save(Checkpoint(stopped.state(), 1.5, [], [], ["abc"], {"steps": 60}), path)
     kept = checkpoints.load(path)
     assert (kept.seconds, kept.curve, kept.identity) == (1.5, [], {"steps": 60})
-    other = started(name, digits)
+    other = started(name, digits, **changes)
     other.load(kept.state)
     assert other.step_number == 2
     for _ in range(2):
@@ -115,6 +131,55 @@ def test_the_error_is_that_of_the_fixed_set(digits):
     wrong = run.network(fixed.images).argmax(1) != fixed.labels
     assert run.tested().error == pytest.approx(100 * wrong.double().mean().item())
     assert len(fixed.labels) == 300
+
+
+@pytest.mark.parametrize(("name", "shape"), [("addition/FCN", (2, 42, 42)), ("3D/CNN", (1, 60, 60, 60))])
+def test_what_a_run_trains_on(name, shape, digits):
+    """The images of the digits that were chosen, and of several digits the label is the sum."""
+    run = started(name, digits, batch=3, parameters=300_000)
+    given = []
+    run.trained.register_forward_pre_hook(lambda module, images: given.append(images[0]))
+    run.step()
+    run.random.set_state(0)
+    chosen = (run.random.uniform(3, shape[0]) * len(digits.train.labels)).long()
+    drawn = run.distortion.draw(3, run.random)
+    assert given[0].shape == (3, *shape)
+    digit_images = digits.train.images[chosen] / 255  # [3, channels, 28, 28]
+    torch.testing.assert_close(given[0], run.distortion.apply(digit_images, drawn), rtol=0, atol=1e-5)
+    scores = started(name, digits, batch=3, parameters=300_000).network(given[0])
+    expected = torch.nn.functional.cross_entropy(scores, digits.train.labels[chosen].sum(1))
+    assert run.means(1)[0] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_pairs_are_tested_on_their_sums_and_measured(digits):
+    run = started("addition/2xST-FCN affine", digits, parameters=300_000)
+    fixed = fixed_set("addition", digits)
+    tested = run.tested()
+    wrong = run.network(fixed.images).argmax(1) != fixed.labels
+    assert tested.error == pytest.approx(100 * wrong.double().mean().item())
+    assert tested.theta.shape == (300, 12)
+    assert tested.measures == {"apart": 0, "settled": 0}  # both look at the whole image yet
+    with torch.no_grad():  # the second's own way of looking, which depends on the image
+        run.network.transformer.each[1].head.weight.normal_(generator=torch.Generator().manual_seed(0))
+    expected = measures.of(run.cell, run.theta(fixed.images), fixed.drawn.numbers["centre"])
+    assert run.tested().measures == pytest.approx(expected)
+    assert 20 < expected["apart"] < 80
+    assert started("addition/ST-FCN affine", digits).tested().measures == {}
+
+
+@pytest.mark.parametrize("name", ["3D/CNN", "3D/ST-CNN"])
+def test_volumes_are_tested_and_measured(name, digits, monkeypatch):
+    monkeypatch.setattr(fixed_sets, "BATCH", 8)
+    few = digits._replace(
+        test=digits.test._replace(images=digits.test.images[:12], labels=digits.test.labels[:12])
+    )
+    run = started(name, few, batch=2, parameters=120_000)
+    fixed = fixed_set("3D", few)
+    tested = run.tested()
+    wrong = run.network(fixed.images).argmax(1) != fixed.labels
+    assert tested.error == pytest.approx(100 * wrong.double().mean().item())
+    away = fixed.drawn.numbers["centre"][:, :2].norm(dim=1).median()
+    assert tested.measures == {"off centre": pytest.approx(away.item(), rel=1e-4)}
 
 
 def test_held_out_digits_are_not_trained_on(digits):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-from .paper import cluttered_mnist, colocalisation, distorted_mnist
+from .paper import addition, cluttered_mnist, colocalisation, distorted_mnist, volumes
 from .spec import Cell, Experiment
 
 EXPERIMENTS = {
-    module.EXPERIMENT.name: module.EXPERIMENT for module in (distorted_mnist, cluttered_mnist, colocalisation)
+    module.EXPERIMENT.name: module.EXPERIMENT
+    for module in (distorted_mnist, cluttered_mnist, addition, colocalisation, volumes)
 }
 
 

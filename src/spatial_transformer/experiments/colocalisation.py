@@ -204,7 +204,7 @@ class Colocalisation:
         """The boxes of all images; what is "predicted" of an image is whether its box is right."""
         theta = self.theta(self.images)
         right = overlap(box(theta), self.truth) > CORRECT
-        return Tested(100 - 100 * int(right.sum()) / len(right), right.long(), theta)
+        return Tested(100 - 100 * int(right.sum()) / len(right), right.long(), theta, {})
 
     def first_images(self, count: int) -> Tensor:
         """The first images of the set. [count at most, 1, size, size]"""

@@ -135,11 +135,11 @@ class Training:
 
     def finish(self) -> Record:
         """The record, written; last of all, since it says that the rest is there."""
-        job, run, error = self.job, self.run, None
+        job, run, error, measures = self.job, self.run, None, dict[str, float]()
         if self.failure is None:
             tested = run.tested()
-            error = tested.error
-            if error > STUCK:
+            error, measures = tested.error, tested.measures
+            if error > STUCK and job.cell.model.digit is None:  # boxes that are wrong are no guesses
                 self.failure = f"stuck at chance: {error:.1f} % of the answers are wrong"
             checkpoints.save_weights(run.network.state_dict(), job.weights)
             theta = tested.theta[: probes.SHOWN]
@@ -162,6 +162,7 @@ class Training:
             settings=dataclasses.asdict(job.cell.settings),
             parameters=networks.parameters(run.network),
             curve=self.curve,
+            measures=measures,
         )
         records.write(record, job.record)
         job.checkpoint.unlink(missing_ok=True)

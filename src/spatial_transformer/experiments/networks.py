@@ -1,8 +1,9 @@
-"""The networks of section A.4, as wide as a number of parameters allows."""
+"""The networks of sections A.1, A.3 and A.4, as wide as a number of parameters allows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +12,10 @@ from ..control_points import ThinPlateSpline
 from ..families import Affine, Attention, Family, Projective
 from ..localisers import ConvLocaliser, DenseLocaliser
 from ..module import SpatialTransformer
-from .spec import Cell, Data, Model
+from .spec import CLASSES, Cell, Data, Model
 
-CLASSES = 10
 MEAN, DEVIATION = 0.1307, 0.3081  # of the pixels of MNIST's training digits
+PROJECTED_MEAN, PROJECTED_DEVIATION = 0.455, 1.89  # of their volumes, summed along z
 
 FAMILIES: dict[str, Callable[[], Family]] = {
     "affine": Affine,
@@ -25,10 +26,12 @@ FAMILIES: dict[str, Callable[[], Family]] = {
 
 
 class Network(nn.Module):
-    """A classification network behind an optional spatial transformer: [N, 1, size, size] -> [N, 10]"""
+    """A classification network behind optional spatial transformers: [N, C, size, size] -> [N, classes]"""
+
+    mean, deviation = MEAN, DEVIATION  # taken out of what the classification network sees
 
     def __init__(
-        self, transformer: SpatialTransformer | None, classifier: nn.Module, pooling: int = 1
+        self, transformer: SpatialTransformer | SideBySide | None, classifier: nn.Module, pooling: int = 1
     ) -> None:
         super().__init__()
         self.transformer = transformer
@@ -36,7 +39,7 @@ class Network(nn.Module):
         self.classifier = classifier
 
     def forward(self, image: Tensor) -> Tensor:
-        scores: Tensor = self.classifier((self.seen(image) - MEAN) / DEVIATION)
+        scores: Tensor = self.classifier((self.seen(image) - self.mean) / self.deviation)
         return scores
 
     def seen(self, image: Tensor) -> Tensor:
@@ -47,67 +50,123 @@ class Network(nn.Module):
         return pooled
 
     def theta(self, image: Tensor) -> Tensor:
-        """The transformer's parameters: [N, family.num_params], [N, 0] where there is none."""
+        """The parameters of the transformers, one after another: [N, transformers * family.num_params];
+        [N, 0] where there are none."""
         if self.transformer is None:
             return image.new_zeros(len(image), 0)
         return self.transformer.theta(image)
+
+
+class ProjectingNetwork(Network):
+    """Of volumes: it classifies their projections, "W_nm = sum_l V_nml" (A.3). [N, 1, size, size, size]"""
+
+    mean, deviation = PROJECTED_MEAN, PROJECTED_DEVIATION
+
+    def seen(self, image: Tensor) -> Tensor:
+        return super().seen(image).sum(2)
+
+
+class SideBySide(nn.Module):
+    """Spatial transformers that each take and warp the whole image: what they give is joined, channel after
+    channel. [N, C, *in] -> [N, transformers * C, *size]"""
+
+    def __init__(self, transformers: Sequence[SpatialTransformer]) -> None:
+        super().__init__()
+        self.each = nn.ModuleList(transformers)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return torch.cat([each(image) for each in self.each], dim=1)
+
+    def theta(self, image: Tensor) -> Tensor:
+        """[N, transformers * family.num_params]"""
+        return torch.cat([each.theta(image) for each in self.each], dim=1)  # type: ignore[operator]
 
 
 def build(cell: Cell) -> Network:
     """The cell's network, freshly initialised."""
     model, data = cell.model, cell.data
     size = data.size if model.transformer is None else data.shown // data.pooling
-    before = transformer(model, data)
+    before = transformers(model, data)
     spent = parameters(before) if before is not None else 0
-    classifier = CLASSIFIERS[model.classifier]
+    classifier = functools.partial(
+        CLASSIFIERS[model.classifier],
+        size,
+        channels=data.channels * model.transformers,
+        classes=data.classes,
+    )
 
     def count(units: int) -> int:
         with torch.device("meta"):  # shapes alone
-            return parameters(classifier(size, units))
+            return parameters(classifier(units))
 
-    return Network(before, classifier(size, widest(count, cell, spent)), data.pooling)
+    made = ProjectingNetwork if data.dims == 3 else Network
+    return made(before, classifier(widest(count, cell, spent)), data.pooling)
 
 
-def fully_connected(size: int, units: int) -> nn.Sequential:
+def fully_connected(size: int, units: int, *, channels: int = 1, classes: int = CLASSES) -> nn.Sequential:
     """FCN: "two hidden fully connected layers followed by a classification layer"."""
     return nn.Sequential(
         nn.Flatten(),
-        nn.Linear(size * size, units), nn.ReLU(),
+        nn.Linear(channels * size * size, units), nn.ReLU(),
         nn.Linear(units, units), nn.ReLU(),
-        nn.Linear(units, CLASSES),
+        nn.Linear(units, classes),
     )  # fmt: skip
 
 
-def convolutional(size: int, filters: int) -> nn.Sequential:
+def convolutional(size: int, filters: int, *, channels: int = 1, classes: int = CLASSES) -> nn.Sequential:
     """CNN: 9 x 9 and 7 x 7 convolutions without padding, each followed by 2 x 2 max-pooling."""
     left = ((size - 8) // 2 - 6) // 2
     if left < 1:
         raise ValueError(f"images of {size} px are too small for the CNN: 24 px are the least")
     return nn.Sequential(
-        nn.Conv2d(1, filters, 9), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(channels, filters, 9), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(filters, filters, 7), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(filters * left * left, CLASSES),
+        nn.Linear(filters * left * left, classes),
     )  # fmt: skip
 
 
-CLASSIFIERS: dict[str, Callable[[int, int], nn.Sequential]] = {"FCN": fully_connected, "CNN": convolutional}
+CLASSIFIERS: dict[str, Callable[..., nn.Sequential]] = {"FCN": fully_connected, "CNN": convolutional}
 
 
-def transformer(model: Model, data: Data) -> SpatialTransformer | None:
-    """Three hidden layers of 32 units under an FCN; under a CNN the default of ``ConvLocaliser``."""
+def transformers(model: Model, data: Data) -> SpatialTransformer | SideBySide | None:
+    """What stands before a classification network. Several begin alike, at the identity, but for the random
+    weights of their localisers: that is what they part by."""
     if model.transformer is None:
         return None
-    localiser = {"FCN": DenseLocaliser, "CNN": ConvLocaliser}[model.classifier](1, (data.size, data.size))
+    if model.transformers == 1:
+        return transformer(model, data)
+    return SideBySide([transformer(model, data) for _ in range(model.transformers)])
+
+
+def transformer(model: Model, data: Data) -> SpatialTransformer:
+    localiser = localiser_of(model, data)
     orthogonal(localiser)
-    return SpatialTransformer(localiser, FAMILIES[model.transformer](), size=(data.shown, data.shown))
+    return SpatialTransformer(localiser, family_of(model, data), size=(data.shown,) * data.dims)
+
+
+def localiser_of(model: Model, data: Data) -> nn.Module:
+    """Three hidden layers of 32 units under an FCN; under a CNN the default of ``ConvLocaliser``; for
+    volumes, of which the text says nothing, three convolutions that halve them and 32 units."""
+    size = (data.size,) * data.dims
+    if data.dims == 3:
+        return ConvLocaliser(
+            data.channels, size, channels=(8, 16, 16), stride=2, pool=1, hidden=(32,), downsample=1
+        )
+    return {"FCN": DenseLocaliser, "CNN": ConvLocaliser}[model.classifier](data.channels, size)
+
+
+def family_of(model: Model, data: Data) -> Family:
+    """The family of a model's transformers."""
+    assert model.transformer is not None
+    return Affine(3) if data.dims == 3 else FAMILIES[model.transformer]()
 
 
 def orthogonal(module: nn.Module) -> None:
     """Starts layers so that rectifiers pass on as much as they get. PyTorch's own start shrinks it from layer
     to layer, and theta hardly depends on the image for the first thousands of steps."""
     for layer in module.modules():
-        if isinstance(layer, (nn.Linear, nn.Conv2d)):
+        if isinstance(layer, (nn.Linear, nn.Conv2d, nn.Conv3d)):
             nn.init.orthogonal_(layer.weight, gain=nn.init.calculate_gain("relu"))
             assert layer.bias is not None
             nn.init.zeros_(layer.bias)

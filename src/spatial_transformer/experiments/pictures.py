@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,10 +25,10 @@ from .data.digits import DigitSet
 from .data.fetch import Say, in_one_step, say
 from .data.fixed_sets import as_images, fixed_set
 from .extra import extra
-from .networks import CLASSES, FAMILIES
+from .networks import family_of
 from .probes import Probe
 from .results import AS_THE_PAPER, Result, Wanted, by_cell
-from .spec import Cell, Data, Experiment
+from .spec import CLASSES, Cell, Data, Experiment, Model
 
 PICTURES = ("overview", "cases", "curves", "means", "animation")
 
@@ -40,10 +40,11 @@ INK, FAINT = "#20242c", "#6b7280"
 RIGHT, WRONG = "#1a7f37", "#c62828"
 DPI = 120
 
-# By classification network: alone, and behind each family.
-COLOURS = {
-    "FCN": {None: "#a3a3a3", "affine": "#f0a848", "projective": "#e06c1f", "spline": "#a8321a"},
-    "CNN": {None: "#3d3d3d", "affine": "#7ab8ea", "projective": "#2f7fc4", "spline": "#143f86"},
+# By classification network, alone and behind each family; and by how many transformers there are.
+COLOURS: dict[tuple[str, int], dict[str | None, str]] = {
+    ("FCN", 1): {None: "#a3a3a3", "affine": "#f0a848", "projective": "#e06c1f", "spline": "#a8321a"},
+    ("CNN", 1): {None: "#3d3d3d", "affine": "#7ab8ea", "projective": "#2f7fc4", "spline": "#143f86"},
+    ("FCN", 2): {"affine": "#79c285", "projective": "#2f9347", "spline": "#12572b"},
 }
 
 
@@ -60,8 +61,7 @@ class Trained(NamedTuple):
 
     @property
     def family(self) -> Family:
-        assert self.cell.model.transformer is not None
-        return FAMILIES[self.cell.model.transformer]()
+        return family_of(self.cell.model, self.cell.data)
 
     @property
     def error(self) -> float:
@@ -97,8 +97,12 @@ def draw(
     out: Path,
     data_dir: Path | None = None,
     say: Say = say,
+    of_images: ImagePictures | None = None,
 ) -> Iterator[Path]:
-    """Makes all pictures of some cells that can be made, and gives where they are, one after the other."""
+    """Makes all pictures of some cells that can be made, and gives where they are, one after the other.
+
+    of_images: what makes those that show test images; ``draw_images`` if None.
+    """
     found = by_cell(one for one in results if wanted.counts(one) and seed in (None, one.record.seed))
     having = [cell for cell in cells if cell.name in found]
     if not having:
@@ -111,15 +115,22 @@ def draw(
                 path = folder / f"{data.kind}-curves.png"
                 save(curves(f"{experiment.title} {data.kind}", runs), path)
                 yield path
-    of_images = [picture for picture in PICTURES if picture in only and picture != "curves"]
-    kept = [one for cell in having if of_images and (one := opened(cell, found[cell.name], say))]
+    others = [picture for picture in PICTURES if picture in only and picture != "curves"]
+    kept = [one for cell in having if others and (one := opened(cell, found[cell.name], say))]
     if kept:
-        yield from draw_images(kept, found, of_images, folder, loaded(wanted, data_dir), experiment.title)
-    elif of_images and "curves" not in only:
+        make = of_images or draw_images
+        yield from make(kept, found, others, folder, loaded(wanted, data_dir), experiment.title)
+    elif others and "curves" not in only:
         if not any(cell.model.transformer for cell in having):
             names = ", ".join(cell.name for cell in having)
             raise PictureError(f"{names}: no transformer, so that curves are all there is to draw")
         raise PictureError(f"there are records but no probes: `stn train {experiment.name}` makes both")
+
+
+# Trained cells, all results by cell, which pictures, the folder, the digits, the experiment's title.
+ImagePictures = Callable[
+    [Sequence[Trained], dict[str, list[Result]], Collection[str], Path, DigitSet, str], Iterator[Path]
+]
 
 
 def draw_images(
@@ -177,7 +188,8 @@ def opened(cell: Cell, results: Sequence[Result], say: Say) -> Trained | None:
             say(f"{result.path} was tested on digits held out: there are no pictures of these")
         elif path.exists():
             probe = probes.read(path)
-            if probe.theta.shape[1] != FAMILIES[cell.model.transformer]().num_params:
+            numbers = cell.model.transformers * family_of(cell.model, cell.data).num_params
+            if probe.theta.shape[1] != numbers:
                 raise probes.ProbeError(f"{path} is no probe of {cell.name}: theta is {probe.theta.shape}")
             return Trained(cell, result, probe)
         else:
@@ -289,10 +301,22 @@ def with_lattice(axes: Any, image: Tensor, lines: Tensor, half: float) -> None:
     """An image with a lattice on it, and as much ground around it as the lattice needs."""
     axes.set_facecolor(GROUND)
     panel(axes, image)
+    draw_lines(axes, lines, GRID)
+    zoom_out(axes, image.shape[-1], half)
+
+
+def draw_lines(axes: Any, lines: Tensor, colour: str, every: int = 1) -> None:
+    """A lattice, its border bolder; of its lines every second, fourth ... if so many are asked for."""
     for number, line in enumerate(lines.numpy()):
+        if number % (CELLS + 1) % every:
+            continue
         wide, alpha = (1.9, 1.0) if is_border(number) else (0.7, 0.8)
-        axes.plot(line[:, 0], line[:, 1], color=GRID, linewidth=wide, alpha=alpha, solid_capstyle="round")
-    middle = (image.shape[-1] - 1) / 2
+        axes.plot(line[:, 0], line[:, 1], color=colour, linewidth=wide, alpha=alpha, solid_capstyle="round")
+
+
+def zoom_out(axes: Any, size: int, half: float) -> None:
+    """Shows so much to either side of the middle of an image of that size, in its pixels."""
+    middle = (size - 1) / 2
     axes.set(xlim=(middle - half, middle + half), ylim=(middle + half, middle - half))
 
 
@@ -340,14 +364,19 @@ def draw_cases(
         panel(below, shown.after[number, 0])
         label = int(shown.labels[number])
         above.set_title(f"{label}{turned(one, number)}", fontsize=11, color=INK, pad=5)
-        answers = [(base[0], int(base[1][number]))] if base else []
-        answers.append((one.cell.model.name.split()[0], int(one.probe.predictions[number])))
-        for row, (who, answer) in enumerate(answers):
-            text, colour = (f"{who}: {answer} ✓", RIGHT) if answer == label else (f"{who}: {answer} ✗", WRONG)
-            below.annotate(
-                text, (0.5, 0), (0, -4 - 14 * row), xycoords="axes fraction", textcoords="offset points",
-                ha="center", va="top", fontsize=10, color=colour,
-            )  # fmt: skip
+        write_answers(below, one, base, number, label)
+
+
+def write_answers(below: Any, one: Trained, base: tuple[str, Any] | None, number: int, label: int) -> None:
+    """What the networks say of a test image, below a panel."""
+    answers = [(base[0], int(base[1][number]))] if base else []
+    answers.append((one.cell.model.name.split()[0], int(one.probe.predictions[number])))
+    for row, (who, answer) in enumerate(answers):
+        text, colour = (f"{who}: {answer} ✓", RIGHT) if answer == label else (f"{who}: {answer} ✗", WRONG)
+        below.annotate(
+            text, (0.5, 0), (0, -4 - 14 * row), xycoords="axes fraction", textcoords="offset points",
+            ha="center", va="top", fontsize=10, color=colour,
+        )  # fmt: skip
 
 
 def cases_title(one: Trained, count: int, total: int, saved: int, base: tuple[str, Any] | None) -> str:
@@ -428,7 +457,7 @@ def curves(title: str, runs: Sequence[tuple[Cell, Sequence[Result]]]) -> Any:
     axes = made.subplots(gridspec_kw={"left": 0.085, "right": 0.66, "top": 0.88, "bottom": 0.135})
     for cell, results in runs:
         records = [result.record for result in results]
-        colour = COLOURS[cell.model.classifier][cell.model.transformer]
+        colour = colour_of(cell.model)
         steps, errors = mean_curve(results)
         done = [record.error for record in records if record.status == "done" and record.error is not None]
         ours = f"{statistics.mean(done):.2f} %" if done else "failed"
@@ -453,15 +482,20 @@ def curves(title: str, runs: Sequence[tuple[Cell, Sequence[Result]]]) -> Any:
     axes.tick_params(colors=INK, labelsize=9, which="both", length=0)
     for side in ("top", "right", "left", "bottom"):
         axes.spines[side].set_visible(False)
+    legend_title = "test error (the paper's)" if any(cell.paper for cell, _ in runs) else "test error"
     legend = axes.legend(
         loc="upper left", bbox_to_anchor=(1.02, 1.02), fontsize=9.5, frameon=False, labelcolor=INK,
-        title="test error (the paper's)", title_fontsize=9.5, alignment="left", handlelength=1.6,
+        title=legend_title, title_fontsize=9.5, alignment="left", handlelength=1.6,
     )  # fmt: skip
     legend.get_title().set_color(FAINT)
     made.text(0.085, 0.965, f"{title}: training error", va="top", fontsize=12.5, color=INK)
     note = "lines: training batches\ndots: test set"
     made.text(0.68, 0.04, note, va="bottom", fontsize=9, color=FAINT, linespacing=1.4)
     return made
+
+
+def colour_of(model: Model) -> str:
+    return COLOURS[model.classifier, model.transformers][model.transformer]
 
 
 def mean_curve(results: Sequence[Result]) -> tuple[list[int], list[float]]:

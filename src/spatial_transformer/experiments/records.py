@@ -7,7 +7,7 @@ import json
 import math
 import types
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ class Record:
     settings: dict[str, Any]
     parameters: int
     curve: list[Point]
+    measures: dict[str, float] = field(default_factory=dict)  # of the test set, where there are any
 
     def __post_init__(self) -> None:
         check(self)
@@ -102,7 +103,8 @@ def read(path: Path) -> Record:
         if not isinstance(content, dict):
             raise TypeError(f"a record must be an object, got {type(content).__name__}")
         known = {field.name for field in dataclasses.fields(Record)}
-        for what, names in (("lacks", known - set(content)), ("does not know", set(content) - known)):
+        needed = known - {"measures"}  # which came later than the first records
+        for what, names in (("lacks", needed - set(content)), ("does not know", set(content) - known)):
             if names:
                 raise ValueError(f"a record {what} {', '.join(sorted(names))}")
         content["curve"] = [Point(**point) for point in content["curve"]]

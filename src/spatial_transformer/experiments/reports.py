@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import box_pictures, catalogue, pictures, results, tables
+from . import (
+    catalogue,
+    pictures,
+    pictures_of_boxes,
+    pictures_of_pairs,
+    pictures_of_volumes,
+    results,
+    tables,
+)
 from .data import mnist, uci_digits
 from .data.places import VARIABLE
 from .results import Wanted
 from .spec import Experiment
 
 COMMANDS = ("table", "draw")
+# What shows the test images of an experiment whose images are not one digit on a plane.
+OF_IMAGES: dict[str, pictures.ImagePictures] = {
+    "addition": pictures_of_pairs.draw_images,
+    "volumes": pictures_of_volumes.draw_images,
+}
 DIGITS = {"mnist": mnist.NAME, "packaged": uci_digits.NAME}
 
 
@@ -37,7 +51,7 @@ def add(commands: Any) -> None:
         "--only",
         action="append",
         default=[],
-        choices=dict.fromkeys((*pictures.PICTURES, *box_pictures.PICTURES)),
+        choices=dict.fromkeys((*pictures.PICTURES, *pictures_of_boxes.PICTURES)),
         help="only this; can be repeated",
     )
     draw.add_argument("--out", type=Path, default=Path("pictures"), help="the folder to write to")
@@ -73,17 +87,22 @@ def draw(
     experiment: Experiment, found: list[results.Result], wanted: Wanted, given: argparse.Namespace
 ) -> int:
     cells = catalogue.chosen(experiment, given.model, given.data)
-    one_class = cells[0].model.digit is not None
-    artist: Any = box_pictures if one_class else pictures
-    if unknown := set(given.only) - set(artist.PICTURES):
-        raise ValueError(f"{experiment.name} has {', '.join(artist.PICTURES)}, got --only {min(unknown)}")
-    made = artist.draw(
+    known: tuple[str, ...]
+    draw: Any
+    if cells[0].model.digit is not None:
+        known, draw = pictures_of_boxes.PICTURES, pictures_of_boxes.draw
+    else:
+        known = pictures.PICTURES
+        draw = functools.partial(pictures.draw, of_images=OF_IMAGES.get(experiment.name))
+    if unknown := set(given.only) - set(known):
+        raise ValueError(f"{experiment.name} has {', '.join(known)}, got --only {min(unknown)}")
+    made = draw(
         experiment,
         cells,
         found,
         wanted,
         seed=given.seed,
-        only=given.only or artist.PICTURES,
+        only=given.only or known,
         out=given.out,
         data_dir=given.data_dir,
     )

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import networks
+from . import measures, networks
 from .data.clutter import below
 from .data.digits import Digits, DigitSet
 from .data.fixed_sets import KINDS, as_images, fixed_batches, fixed_set
@@ -38,7 +38,8 @@ class Tested(NamedTuple):
 
     error: float  # percent
     predictions: Tensor  # int64 [test images]
-    theta: Tensor  # [test images, family.num_params]; without a transformer [test images, 0]
+    theta: Tensor  # [test images, transformers * family.num_params]; without a transformer [test images, 0]
+    measures: dict[str, float]  # what else the experiment asks for
 
 
 class Run:
@@ -68,10 +69,10 @@ class Run:
     def step(self) -> None:
         """One batch, and the weights moved."""
         settings = self.cell.settings
-        chosen = below(len(self.labels), self.random.uniform(settings.batch))
+        chosen = below(len(self.labels), self.random.uniform(settings.batch, self.cell.data.channels))
         drawn = self.distortion.draw(settings.batch, self.random)
-        labels = self.labels[chosen]
-        images = self.distortion.apply(self.images[chosen], drawn)
+        labels = self.labels[chosen].sum(1)
+        images = self.distortion.apply(self.images[:, 0][chosen], drawn)
         with tensor_cores(self.mixed):
             scores = self.trained(images)
             loss = F.cross_entropy(scores, labels)
@@ -100,17 +101,20 @@ class Run:
         for part in fixed_batches(self.cell.data.kind, self.digits, device=self.device):
             with tensor_cores(False):
                 scores, theta = self.network(part.images), self.network.theta(part.images)
-            parts.append((scores.argmax(1), part.labels, theta))
-        predictions, labels, thetas = (torch.cat(many)[:count] for many in zip(*parts, strict=True))
-        return Tested(100 * int((predictions != labels).sum()) / count, predictions, thetas)
+            # Where digits lie, as far as the distortion says it.
+            centre = part.drawn.numbers.get("centre", torch.zeros_like(theta[:, :0]))
+            parts.append((scores.argmax(1), part.labels, theta, centre))
+        predictions, labels, thetas, centres = (torch.cat(many)[:count] for many in zip(*parts, strict=True))
+        error = 100 * int((predictions != labels).sum()) / count
+        return Tested(error, predictions, thetas, measures.of(self.cell, thetas, centres))
 
     def first_images(self, count: int) -> Tensor:
-        """The first images of the fixed test set. [count at most, 1, size, size]"""
+        """The first images of the fixed test set. [count at most, channels, *size]"""
         return fixed_set(self.cell.data.kind, self.digits, count=count, device=self.device).images
 
     @torch.no_grad()
     def theta(self, images: Tensor) -> Tensor:
-        """The present transforms of some images. [N, family.num_params]"""
+        """The present transforms of some images. [N, transformers * family.num_params]"""
         with tensor_cores(False):
             return self.network.theta(images)
 

@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 PRECISIONS = ("mixed", "float32")
+CLASSES = 10  # of digits
 
 
 @dataclass(frozen=True)
 class Model:
-    """A row of a table: a classification network, with or without a spatial transformer before it."""
+    """A row of a table: a classification network, with or without spatial transformers before it."""
 
     name: str  # as the table has it
     classifier: str  # "FCN" or "CNN"
     transformer: str | None = None  # its family: "affine", "projective", "spline" or "attention"
+    transformers: int = 1  # how many of them stand side by side, if any do
     digit: int | None = None  # that all images show, where they are of one class
 
 
@@ -30,6 +32,9 @@ class Data:
     size: int  # pixels of an image along each axis
     shown: int  # pixels that a transformer gives
     pooling: int = 1  # average pooling of what it gives, before the classification network
+    channels: int = 1  # a digit in each; the label is the sum of the digits
+    classes: int = CLASSES
+    dims: int = 2  # 3: volumes, whose depth is summed up before the classification network
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,9 @@ class Experiment:
     departures: tuple[str, ...]  # what the paper leaves open or has otherwise, a sentence each
     settings: Settings = Settings()
     claims: tuple[Claim, ...] = ()
-    measure: str = "error"  # what its table prints, in percent; "accuracy": 100 less the error
+    prints: str = "error"  # what its table has, in percent; "accuracy": 100 less the error
+    # What is measured of the test set besides the error (``measures``): its name in records -> what it says.
+    measures: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def cells(self) -> list[Cell]:

@@ -24,6 +24,10 @@ LEGENDS = {
     f"**Bold**: at or above the paper's. {WORSE['accuracy']}: below it by more than 0.2 points, "
     f"or 0.1 where the paper's is over 99 %. {NONE}: not trained.",
 }
+LEGEND_ALONE = (
+    "Error in percent: ours, mean ± sample deviation (number of seeds); the paper gives none. "
+    f"{NONE}: not trained."
+)
 
 
 class Summary(NamedTuple):
@@ -50,7 +54,8 @@ def table(
     """Markdown: the table, and unless it is to be brief what stands behind it."""
     counted = [result for result in results if wanted.counts(result)]
     cells = {name: summary(found) for name, found in by_cell(counted).items()}
-    parts = ["\n".join(grid(experiment, cells)), LEGENDS[experiment.measure]]
+    legend = LEGENDS[experiment.prints] if experiment.paper else LEGEND_ALONE
+    parts = ["\n".join(grid(experiment, cells)), legend]
     if wanted != AS_THE_PAPER:
         parts.insert(0, f"**Not the paper's settings or digits:{wanted.options}.**")
     if not brief:
@@ -58,6 +63,7 @@ def table(
         claims = [verdict(claim, means) for claim in experiment.claims]
         departures = experiment.departures
         parts += [
+            measures(experiment, by_cell(counted)),
             bullets("What the paper says of it, and whether these numbers bear it out:", claims),
             bullets("Where this is not the paper's recipe, or the paper does not say:", departures),
             bullets("How the numbers came about:", facts(experiment, counted)),
@@ -87,7 +93,7 @@ def grid(experiment: Experiment, cells: Mapping[str, Summary]) -> list[str]:
         [
             model.name,
             *(
-                number(by_name[name], cells.get(name), experiment.measure)
+                number(by_name[name], cells.get(name), experiment.prints)
                 for name in names_of(experiment, model.name)
             ),
         ]
@@ -100,28 +106,49 @@ def names_of(experiment: Experiment, model: str) -> list[str]:
     return [f"{data.kind}/{model}" for data in experiment.data]
 
 
-def number(cell: Cell, found: Summary | None, measure: str = "error") -> str:
+def number(cell: Cell, found: Summary | None, prints: str = "error") -> str:
     """Such as ``**0.66 ± 0.03** (3) / 0.7``; of accuracies ``**82.33 ± 2.08** (3) / 81.0``."""
-    paper = "" if cell.paper is None else f" / {measured(cell.paper, measure):.1f}"
+    paper = "" if cell.paper is None else f" / {printed(cell.paper, prints):.1f}"
     if found is None:
         return NONE + paper
     shown = []
     if found.mean is not None:
         count = len(found.errors)
-        ours = f"{measured(found.mean, measure):.2f}" + (
-            f" ± {statistics.stdev(found.errors):.2f}" if count > 1 else ""
-        )
+        ours = spread([printed(error, prints) for error in found.errors])
         if cell.paper is not None and found.mean <= cell.paper:
             ours = f"**{ours}**"
-        mark = f" {WORSE[measure]}" if is_above(found.mean, cell.paper) else ""
+        mark = f" {WORSE[prints]}" if is_above(found.mean, cell.paper) else ""
         shown.append(f"{ours} ({count}){mark}")
     if found.failed:
         shown.append(f"failed: {found.failed} of {found.failed + len(found.errors)}")
     return ", ".join(shown) + paper
 
 
-def measured(error: float, measure: str) -> float:
-    return 100 - error if measure == "accuracy" else error
+def printed(error: float, prints: str) -> float:
+    return 100 - error if prints == "accuracy" else error
+
+
+def spread(values: Sequence[float]) -> str:
+    """
+    >>> spread([1.0, 2.0]), spread([1.0])
+    ('1.50 ± 0.71', '1.00')
+    """
+    mean = f"{round(statistics.mean(values), 6):.2f}"
+    return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
+
+
+def measures(experiment: Experiment, found: Mapping[str, Sequence[Result]]) -> str:
+    """What was measured besides the error, a row for each cell that has any of it, and what it is."""
+    lines = []
+    for cell, results in found.items():
+        known = [one.record.measures for one in results if one.record.status == "done"]
+        values = [[each[name] for each in known if name in each] for name in experiment.measures]
+        if any(values):
+            lines.append([cell, *(spread(some) if some else NONE for some in values)])
+    if not lines:
+        return ""
+    meanings = bullets("Measured besides the error:", (f"{a}: {b}." for a, b in experiment.measures.items()))
+    return "\n".join([meanings, "", *rows(["cell", *experiment.measures], lines)])
 
 
 def is_above(mean: float, paper: float | None) -> bool:

@@ -29,6 +29,7 @@ class Volumes:
     size: int = 60
     depth: int = 16
     degrees: float = 45.0  # at most, to either side, about each of x, y, z in turn
+    impl: str = "auto"  # as in ``warp``
 
     family: ClassVar[families.Family] = families.Affine(3)
 
@@ -46,7 +47,7 @@ class Volumes:
 
     def apply(self, images: Tensor, drawn: Drawn) -> Tensor:
         block = images[:, :, None].expand(-1, -1, self.depth, -1, -1)
-        return sampling.warp(block, drawn.theta, self.family, size=(self.size,) * 3)
+        return sampling.warp(block, drawn.theta, self.family, size=(self.size,) * 3, impl=self.impl)
 
 
 def turned(angles: Tensor) -> Tensor:

@@ -65,5 +65,5 @@ EXPERIMENT = Experiment(
             tuple((f"T84/{model.name}", f"TC84/{model.name}") for model in MODELS),
         ),
     ),
-    measure="accuracy",
+    prints="accuracy",
 )

@@ -1,0 +1,113 @@
+"""Pictures of digits in three dimensions (section A.3): volumes as they lie, transformed, and projected."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..coordinates import to_pixels
+from ..families import Family
+from ..sampling import warp
+from . import probes
+from .data.digits import DigitSet
+from .data.fixed_sets import BATCH, fixed_set
+from .pictures import (
+    GRID,
+    GROUND,
+    INK,
+    PictureError,
+    Trained,
+    base_of,
+    cases_title,
+    chosen_cases,
+    entitle,
+    panel,
+    panels,
+    save,
+    write_answers,
+    zoom_out,
+)
+from .results import Result
+
+# Of a volume [1, D, H, W]: the axis that a view sums up, and which of x, y, z lie across and down on it.
+VIEWS = {"front": (1, (0, 1)), "above": (2, (0, 2))}
+# Of the corners of a box, x changing fastest: those that an edge joins.
+EDGES = [(a, a | bit) for a in range(8) for bit in (1, 2, 4) if not a & bit]
+
+
+class Shown(NamedTuple):
+    """The first test volumes, as far as one batch goes, and what the transformer makes of them."""
+
+    before: Tensor  # [N, 1, size, size, size]
+    theta: Tensor  # [N, 12]
+    labels: Tensor  # int64 [N]
+
+
+def draw_images(
+    kept: Sequence[Trained],
+    found: dict[str, list[Result]],
+    pictures: Collection[str],
+    folder: Path,
+    digits: DigitSet,
+    title: str,
+) -> Iterator[Path]:
+    """Cases alone: of thousands of volumes there is no room for means."""
+    if "cases" not in pictures:
+        raise PictureError(f"there are cases and curves of volumes, no {', '.join(pictures)}")
+    for one in kept:
+        path = folder / f"{one.cell.name.replace('/', ' ').replace(' ', '-')}-cases.png"
+        save(cases(one, seen(one, digits), base_of(one, found)), path)
+        yield path
+
+
+def seen(one: Trained, digits: DigitSet) -> Shown:
+    if len(one.probe.predictions) != len(digits.test.labels):
+        raise probes.ProbeError(
+            f"{probes.path_of(one.result.path)} is no probe of {digits.name}: it has "
+            f"{len(one.probe.predictions)} predictions, not {len(digits.test.labels)}"
+        )
+    theta = torch.from_numpy(one.probe.theta[:BATCH].astype(np.float32))
+    fixed = fixed_set(one.cell.data.kind, digits, count=len(theta))
+    return Shown(fixed.images, theta, fixed.labels)
+
+
+def cases(one: Trained, shown: Shown, base: tuple[str, Any] | None) -> Any:
+    """Volumes seen from the front and from above, with the box that the transformer reads, and what it makes
+    of them, from above and from the front: the last is what the classification network gets."""
+    numbers, saved = chosen_cases(one, shown.labels, base[1] if base else None)
+    rows = ("from the front", "from above", "out: above", "out: front")
+    made, table = panels(rows, len(numbers), 1.2, above=0.68, below=0.8)
+    size = one.cell.data.size
+    for column, number in zip(table.T, numbers, strict=True):
+        theta, volume = shown.theta[number], shown.before[number]
+        after = warp(volume[None], theta[None], one.family, size=(one.cell.data.shown,) * 3)[0]
+        for axes, view in zip(column[:2], ("front", "above"), strict=True):
+            axes.set_facecolor(GROUND)
+            projected(axes, volume, view)
+            for edge in box(one.family, theta, size, view):
+                axes.plot(*edge.T, color=GRID, linewidth=1.2, solid_capstyle="round")
+            zoom_out(axes, size, 0.75 * size)
+        for axes, view in zip(column[2:], ("above", "front"), strict=True):
+            projected(axes, after, view)
+        label = int(shown.labels[number])
+        column[0].set_title(str(label), fontsize=11, color=INK, pad=5)
+        write_answers(column[-1], one, base, number, label)
+    entitle(made, cases_title(one, len(numbers), len(shown.labels), saved, base), one.footer)
+    return made
+
+
+def projected(axes: Any, volume: Tensor, view: str) -> None:
+    """A volume [1, D, H, W] summed up along an axis, as bright as it goes."""
+    image = volume.sum(VIEWS[view][0])[0]
+    panel(axes, image, brightest=max(float(image.max()), 1e-6))
+
+
+def box(family: Family, theta: Tensor, size: int, view: str) -> Any:
+    """The edges of the region that theta reads, in a view of a volume of that size, in pixels. [12, 2, 2]"""
+    corners = to_pixels(family.box(theta), (size,) * 3)  # [8, 3] as (x, y, z)
+    return corners[torch.tensor(EDGES)][..., list(VIEWS[view][1])].numpy()

@@ -1,0 +1,119 @@
+"""Pictures of two digits in two channels: grids, outputs and frames are those of each transformer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import spatial_transformer as st
+from spatial_transformer import cli
+from spatial_transformer.experiments import engine, pictures, probes, records, results
+from spatial_transformer.experiments import pictures_of_pairs as pairs
+from spatial_transformer.experiments.catalogue import EXPERIMENTS
+from spatial_transformer.experiments.data import uci_digits
+from spatial_transformer.experiments.data.fixed_sets import fixed_set
+from spatial_transformer.experiments.measures import channels
+
+EXPERIMENT = EXPERIMENTS["addition"]
+CELLS = {cell.name: cell for cell in EXPERIMENT.cells}
+NAME = "addition/2xST-FCN affine"
+CHANGED = {"steps": 3, "batch": 8, "parameters": 300_000, "curve": 2}
+OPTIONS = [*(f"{name}={value}" for name, value in CHANGED.items()), "--digits", "packaged"]
+
+
+@pytest.fixture(scope="module")
+def digits(one_thread):
+    return uci_digits.load()
+
+
+@pytest.fixture(scope="module")
+def trained(digits, tmp_path_factory):
+    """A folder of results, with two cells in it, and the record of the one with two transformers."""
+    folder = tmp_path_factory.mktemp("results")
+    settings = dataclasses.replace(EXPERIMENT.settings, **CHANGED)
+    cells = [dataclasses.replace(CELLS[name], settings=settings) for name in ("addition/FCN", NAME)]
+    jobs = engine.jobs(cells, [0], folder, folder / "runs", {**CHANGED, "digits": "UCI-digits"})
+    engine.train(jobs, digits, torch.device("cpu"))
+    return folder, jobs[1].record
+
+
+@pytest.fixture
+def one(trained, digits):
+    """As if it had learnt: each transformer undoes the distortion of a channel, the first the second's."""
+    probe = probes.read(probes.path_of(trained[1]))
+    truth = st.Affine().inverse(fixed_set("addition", digits).drawn.theta)  # [N, 2, 6]
+    probe = probe._replace(theta=truth.flip(1).flatten(1).half().numpy())
+    record = dataclasses.replace(records.read(trained[1]), status="done", reason=None)
+    return pictures.Trained(CELLS[NAME], results.Result(trained[1], record, CHANGED), probe)
+
+
+def test_the_record_and_the_probe_of_a_pair(trained):
+    record, probe = records.read(trained[1]), probes.read(probes.path_of(trained[1]))
+    assert set(record.measures) == {"apart", "settled"}
+    assert probe.theta.shape == (300, 12)
+    assert probe.thetas.shape[2] == 12
+    assert probe.predictions.max() <= 18
+    plain = records.read(next((trained[0] / "addition").glob("addition-FCN*.json")))
+    assert plain.measures == {}
+
+
+def test_cases_show_both_channels_and_what_each_transformer_gives(one, digits):
+    shown = pairs.seen(one, digits)
+    assert channels(shown.attended) == {"apart": 100, "settled": 100}
+    made = pairs.cases(one, shown, None)
+    numbers, _ = pictures.chosen_cases(one, shown.labels, None)
+    table = np.array(made.axes, dtype=object).reshape(6, 8)
+    images = fixed_set("addition", digits).images
+    for column, number in enumerate(numbers):
+        for channel in (0, 1):
+            axes = table[channel, column]
+            assert np.array_equal(axes.images[0].get_array(), images[number, channel])
+            assert len(axes.lines) == 2 * 6  # of both grids, three lines each way
+            for transformer in (0, 1):
+                theta = torch.from_numpy(one.probe.theta[number].astype(np.float32)).unflatten(0, (2, 6))
+                corners = torch.tensor([[-1.0, -1], [1, -1]])
+                expected = pictures.to_pixels(st.Affine().points(theta[transformer], corners), (42, 42))
+                line = axes.lines[6 * transformer]
+                np.testing.assert_allclose(line.get_xydata()[[0, -1]], expected, atol=1e-3)
+                assert line.get_color() == pairs.COLOURS[transformer]
+        for transformer in (0, 1):
+            for channel in (0, 1):
+                axes = table[2 + 2 * transformer + channel, column]
+                framed = axes.spines["left"].get_visible()
+                assert framed == (channel == 1 - transformer)  # the first attends to the second
+        assert table[0, column].get_title() == str(int(shown.labels[number]))
+    # What it attends to stands as the digit was before, but for the scale of 28 px to 28.
+    found = torch.from_numpy(np.array(table[4, 0].images[0].get_array()))
+    upright = digits.test.images[numbers[0]] / 255
+    assert (found - upright).abs().mean() < 0.05
+    assert (found - upright).abs().mean() < 0.5 * (found - upright.flip(0)).abs().mean()
+
+
+def test_a_single_transformer_has_all_of_its_grid(digits, one):
+    single = CELLS["addition/ST-FCN spline"]
+    theta = st.ThinPlateSpline((4, 4)).identity().half().numpy()[None].repeat(300, 0)
+    other = one._replace(cell=single, probe=one.probe._replace(theta=theta))
+    made = pairs.cases(other, pairs.seen(other, digits), None)
+    assert len(made.axes) == 4 * 8
+    assert len(made.axes[0].lines) == 10
+
+
+def test_a_probe_of_other_digits_is_named(one, digits):
+    wrong = one._replace(probe=one.probe._replace(predictions=one.probe.predictions[:10]))
+    with pytest.raises(probes.ProbeError, match="it has 10 predictions, not 300"):
+        pairs.seen(wrong, digits)
+
+
+def test_the_command(trained, tmp_path, capsys):
+    arguments = ["draw", "addition", "--results", str(trained[0]), "--out", str(tmp_path), *OPTIONS]
+    assert cli.main(arguments) == 0
+    names = [path.removeprefix(f"{tmp_path}/addition/") for path in capsys.readouterr().out.split()]
+    assert names == ["addition-curves.png", "addition-2xST-FCN-affine-cases.png"]
+    with Image.open(tmp_path / "addition" / names[1]) as found:
+        assert 800 <= found.width <= 1400
+    assert cli.main([*arguments, "--only", "means"]) == 1
+    assert "there are cases and curves of pairs of digits, no means" in capsys.readouterr().err

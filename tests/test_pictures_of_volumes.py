@@ -1,0 +1,107 @@
+"""Pictures of digits in three dimensions: boxes where the transformer reads, and what it makes of volumes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import spatial_transformer as st
+from spatial_transformer import cli
+from spatial_transformer.experiments import engine, pictures, probes, records, results
+from spatial_transformer.experiments import pictures_of_volumes as volumes
+from spatial_transformer.experiments.catalogue import EXPERIMENTS
+from spatial_transformer.experiments.data import fixed_sets, uci_digits
+
+EXPERIMENT = EXPERIMENTS["volumes"]
+CELLS = {cell.name: cell for cell in EXPERIMENT.cells}
+CHANGED = {"steps": 2, "batch": 2, "parameters": 120_000, "curve": 2}
+OPTIONS = [*(f"{name}={value}" for name, value in CHANGED.items()), "--digits", "packaged"]
+
+
+@pytest.fixture(scope="module")
+def digits(one_thread):
+    return uci_digits.load()
+
+
+@pytest.fixture(scope="module")
+def trained(digits, tmp_path_factory):
+    """A folder of results, and the record in it."""
+    folder = tmp_path_factory.mktemp("results")
+    cell = dataclasses.replace(
+        CELLS["3D/ST-CNN"], settings=dataclasses.replace(EXPERIMENT.settings, **CHANGED)
+    )
+    (job,) = engine.jobs([cell], [0], folder, folder / "runs", {**CHANGED, "digits": "UCI-digits"})
+    engine.train([job], digits, torch.device("cpu"))
+    return folder, job.record
+
+
+def test_the_record_and_the_probe_of_a_volume(trained):
+    record, probe = records.read(trained[1]), probes.read(probes.path_of(trained[1]))
+    assert (record.paper, record.cell) == (None, "3D/ST-CNN")
+    assert 0 < record.measures["off centre"] < 30
+    assert probe.theta.shape == (300, 12)
+
+
+def test_cases_show_volumes_boxes_and_projections(trained, digits):
+    """Of the true transforms, which bring the digit to the middle and have it fill the volume."""
+    probe = probes.read(probes.path_of(trained[1]))
+    fixed = fixed_sets.fixed_set("3D", digits, count=20)
+    back = st.Affine(3).inverse(fixed.drawn.theta)
+    probe = probe._replace(theta=back.half().numpy())
+    result = results.Result(trained[1], records.read(trained[1]), CHANGED)
+    one = pictures.Trained(CELLS["3D/ST-CNN"], result, probe)
+    shown = volumes.seen(one, digits)
+    assert shown.before.shape == (20, 1, 60, 60, 60)
+    made = volumes.cases(one, shown, None)
+    numbers, _ = pictures.chosen_cases(one, shown.labels, None)
+    table = np.array(made.axes, dtype=object).reshape(4, 8)
+    for column, number in enumerate(numbers):
+        front, above, _, projection = table[:, column]
+        assert np.array_equal(front.images[0].get_array(), fixed.images[number, 0].sum(0))
+        assert np.array_equal(above.images[0].get_array(), fixed.images[number, 0].sum(1))
+        assert len(front.lines) == len(above.lines) == 12
+        # The box is the digit's block: its middle is the digit's centre, x and y, and x and z.
+        centre = fixed.drawn.numbers["centre"][number] + 29.5
+        for axes, across_down in ((front, (0, 1)), (above, (0, 2))):
+            corners = np.concatenate([line.get_xydata() for line in axes.lines])
+            np.testing.assert_allclose(corners.mean(0), centre[list(across_down)], atol=0.1)
+        # The digit upright, from 28 to 60 px.
+        upright = torch.nn.functional.interpolate(
+            digits.test.images[number][None, None] / 255, 60, mode="bilinear"
+        )
+        found = torch.from_numpy(np.array(projection.images[0].get_array()))
+        assert (found / found.max() - upright[0, 0]).abs().mean() < 0.05
+
+
+def test_edges_of_a_box():
+    """Twelve, each along one axis."""
+    identity = st.Affine(3).identity()
+    for view in volumes.VIEWS:
+        edges = volumes.box(st.Affine(3), identity, 60, view)
+        assert edges.shape == (12, 2, 2)
+        assert set(edges.flatten().tolist()) == {-0.5, 59.5}
+        moved = (edges[:, 0] != edges[:, 1]).sum(1)
+        assert sorted(moved.tolist()) == [0] * 4 + [1] * 8  # four run along the line of sight
+
+
+def test_a_probe_of_other_digits_is_named(trained, digits):
+    probe = probes.read(probes.path_of(trained[1]))
+    result = results.Result(trained[1], records.read(trained[1]), CHANGED)
+    probe = probe._replace(predictions=probe.predictions[:10])
+    with pytest.raises(probes.ProbeError, match="it has 10 predictions, not 300"):
+        volumes.seen(pictures.Trained(CELLS["3D/ST-CNN"], result, probe), digits)
+
+
+def test_the_command(trained, tmp_path, capsys):
+    arguments = ["draw", "volumes", "--results", str(trained[0]), "--out", str(tmp_path), *OPTIONS]
+    assert cli.main(arguments) == 0
+    names = [path.removeprefix(f"{tmp_path}/volumes/") for path in capsys.readouterr().out.split()]
+    assert names == ["3D-curves.png", "3D-ST-CNN-cases.png"]
+    with Image.open(tmp_path / "volumes" / names[1]) as found:
+        assert 800 <= found.width <= 1400
+    assert cli.main([*arguments, "--only", "means", "--only", "animation"]) == 1
+    assert "there are cases and curves of volumes, no means, animation" in capsys.readouterr().err
