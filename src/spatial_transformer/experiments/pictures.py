@@ -23,7 +23,7 @@ from . import probes
 from .data import mnist, uci_digits
 from .data.digits import DigitSet
 from .data.fetch import Say, in_one_step, say
-from .data.fixed_sets import as_images, fixed_set
+from .data.fixed_sets import FixedSet, as_images, fixed_set
 from .extra import extra
 from .networks import family_of
 from .probes import Probe
@@ -86,6 +86,9 @@ class Shown(NamedTuple):
     labels: Tensor  # int64 [N]
 
 
+Base = tuple[str, Any] | None  # the network without a transformer: its name and its answers
+
+
 def draw(
     experiment: Experiment,
     cells: Sequence[Cell],
@@ -141,9 +144,9 @@ def draw_images(
     digits: DigitSet,
     title: str,
 ) -> Iterator[Path]:
-    best: dict[str, tuple[Trained, Shown, tuple[str, Any] | None]] = {}  # by kind of data
+    best: dict[str, tuple[Trained, Shown, Base]] = {}  # by kind of data
     for one in kept:
-        name = one.cell.name.replace("/", " ").replace(" ", "-")
+        name = file_name(one.cell)
         shown, base = seen(one, digits), base_of(one, found)
         if "cases" in pictures:
             path = folder / f"{name}-cases.png"
@@ -164,6 +167,31 @@ def draw_images(
         path = folder / "overview.png"
         save(overview(title, list(best.values())), path)
         yield path
+
+
+def cases_alone(what: str, picture: Callable[[Trained, DigitSet, Base], Any]) -> ImagePictures:
+    """Makes pictures of cases; of others it says that there are none."""
+
+    def draw_images(
+        kept: Sequence[Trained],
+        found: dict[str, list[Result]],
+        pictures: Collection[str],
+        folder: Path,
+        digits: DigitSet,
+        title: str,
+    ) -> Iterator[Path]:
+        if "cases" not in pictures:
+            raise PictureError(f"there are cases and curves of {what}, no {', '.join(pictures)}")
+        for one in kept:
+            path = folder / f"{file_name(one.cell)}-cases.png"
+            save(picture(one, digits, base_of(one, found)), path)
+            yield path
+
+    return draw_images
+
+
+def file_name(cell: Cell) -> str:
+    return cell.name.replace("/", " ").replace(" ", "-")
 
 
 # What there is
@@ -197,7 +225,7 @@ def opened(cell: Cell, results: Sequence[Result], say: Say) -> Trained | None:
     return None
 
 
-def base_of(one: Trained, found: dict[str, list[Result]]) -> tuple[str, Any] | None:
+def base_of(one: Trained, found: dict[str, list[Result]]) -> Base:
     """The name of the network without a transformer, and its answers; of the same seed where there is one."""
     name = one.cell.model.classifier
     runs = [run for run in found.get(f"{one.cell.data.kind}/{name}", []) if run.record.status == "done"]
@@ -215,15 +243,21 @@ def loaded(wanted: Wanted, data_dir: Path | None) -> DigitSet:
         raise PictureError(f"{error}; `stn data fetch mnist` fetches it") from error
 
 
-def seen(one: Trained, digits: DigitSet) -> Shown:
-    """What a transformer makes of the first test images."""
-    theta = torch.from_numpy(one.probe.theta.astype(np.float32))
-    fixed = fixed_set(one.cell.data.kind, digits, count=len(theta))
-    if len(fixed.labels) < len(theta) or len(one.probe.predictions) != len(digits.test.labels):
+def first_images(one: Trained, digits: DigitSet, most: int | None = None) -> tuple[FixedSet, Tensor]:
+    """The first test images, those that the probe has a theta of or fewer, and their thetas."""
+    count = len(digits.test.labels)
+    if len(one.probe.predictions) != count or len(one.probe.theta) > count:
         raise probes.ProbeError(
             f"{probes.path_of(one.result.path)} is no probe of {digits.name}: it has "
-            f"{len(one.probe.predictions)} predictions, not {len(digits.test.labels)}"
+            f"{len(one.probe.predictions)} predictions, not {count}"
         )
+    theta = torch.from_numpy(one.probe.theta[:most].astype(np.float32))
+    return fixed_set(one.cell.data.kind, digits, count=len(theta)), theta
+
+
+def seen(one: Trained, digits: DigitSet) -> Shown:
+    """What a transformer makes of the first test images."""
+    fixed, theta = first_images(one, digits)
     upright = as_images(digits.test.images[: len(theta)], "cpu")
     return Shown(fixed.images, given(one.family, fixed.images, theta, one.cell.data), upright, fixed.labels)
 
@@ -344,7 +378,7 @@ def lattices_of(one: Trained, numbers: Sequence[int]) -> Tensor:
     return torch.stack([lattice(one.family, each, one.cell.data.size) for each in theta])
 
 
-def cases(one: Trained, shown: Shown, base: tuple[str, Any] | None) -> Any:
+def cases(one: Trained, shown: Shown, base: Base) -> Any:
     """The right half of Table 1: inputs with the grids on them, and below them the outputs."""
     numbers, saved = chosen_cases(one, shown.labels, base[1] if base else None)
     made, table = panels(("input and grid", "output"), len(numbers), 1.2, above=0.68, below=0.8)
@@ -353,9 +387,7 @@ def cases(one: Trained, shown: Shown, base: tuple[str, Any] | None) -> Any:
     return made
 
 
-def draw_cases(
-    pairs: Any, one: Trained, shown: Shown, base: tuple[str, Any] | None, numbers: Sequence[int]
-) -> None:
+def draw_cases(pairs: Any, one: Trained, shown: Shown, base: Base, numbers: Sequence[int]) -> None:
     """Some test images on a pair of panels each."""
     lattices = lattices_of(one, numbers)
     half = reach(lattices, one.cell.data.size)
@@ -367,7 +399,7 @@ def draw_cases(
         write_answers(below, one, base, number, label)
 
 
-def write_answers(below: Any, one: Trained, base: tuple[str, Any] | None, number: int, label: int) -> None:
+def write_answers(below: Any, one: Trained, base: Base, number: int, label: int) -> None:
     """What the networks say of a test image, below a panel."""
     answers = [(base[0], int(base[1][number]))] if base else []
     answers.append((one.cell.model.name.split()[0], int(one.probe.predictions[number])))
@@ -379,7 +411,7 @@ def write_answers(below: Any, one: Trained, base: tuple[str, Any] | None, number
         )  # fmt: skip
 
 
-def cases_title(one: Trained, count: int, total: int, saved: int, base: tuple[str, Any] | None) -> str:
+def cases_title(one: Trained, count: int, total: int, saved: int, base: Base) -> str:
     name = one.cell.model.name
     if base is None or not saved:
         return f"What the {name} makes of its input"
@@ -390,7 +422,7 @@ def cases_title(one: Trained, count: int, total: int, saved: int, base: tuple[st
     return f"{title}: {saved} of {total:,} test images{others}"
 
 
-def overview(title: str, columns: Sequence[tuple[Trained, Shown, tuple[str, Any] | None]]) -> Any:
+def overview(title: str, columns: Sequence[tuple[Trained, Shown, Base]]) -> Any:
     """Cases of several kinds of data side by side, as in the paper."""
     each = max(2, CASES // len(columns))
     rows, count = ("input and grid", "output"), each * len(columns)

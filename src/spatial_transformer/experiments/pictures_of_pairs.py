@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from . import probes
 from .data.digits import DigitSet
-from .data.fixed_sets import fixed_set
 from .measures import attended
 from .pictures import (
     GRID,
     GROUND,
     INK,
-    PictureError,
+    Base,
     Trained,
-    base_of,
+    cases_alone,
     cases_title,
     chosen_cases,
     draw_lines,
     entitle,
+    first_images,
     given,
     lattice,
     panel,
     panels,
     reach,
-    save,
     write_answers,
     zoom_out,
 )
-from .results import Result
 
 COLOURS = (GRID, "#35a7ff")  # of each transformer: told apart on black, on white, and by most eyes
 
@@ -48,38 +42,15 @@ class Shown(NamedTuple):
     labels: Tensor  # int64 [N]: the sums
 
 
-def draw_images(
-    kept: Sequence[Trained],
-    found: dict[str, list[Result]],
-    pictures: Collection[str],
-    folder: Path,
-    digits: DigitSet,
-    title: str,
-) -> Iterator[Path]:
-    """Cases alone: pairs have no mean, and one column no overview."""
-    if "cases" not in pictures:
-        raise PictureError(f"there are cases and curves of pairs of digits, no {', '.join(pictures)}")
-    for one in kept:
-        path = folder / f"{one.cell.name.replace('/', ' ').replace(' ', '-')}-cases.png"
-        save(cases(one, seen(one, digits), base_of(one, found)), path)
-        yield path
-
-
 def seen(one: Trained, digits: DigitSet) -> Shown:
     """What the transformers make of the first test images."""
-    theta = torch.from_numpy(one.probe.theta.astype(np.float32))
+    fixed, theta = first_images(one, digits)
     thetas = theta.unflatten(1, (one.cell.model.transformers, one.family.num_params))
-    fixed = fixed_set(one.cell.data.kind, digits, count=len(theta))
-    if len(fixed.labels) < len(theta) or len(one.probe.predictions) != len(digits.test.labels):
-        raise probes.ProbeError(
-            f"{probes.path_of(one.result.path)} is no probe of {digits.name}: it has "
-            f"{len(one.probe.predictions)} predictions, not {len(digits.test.labels)}"
-        )
     centre = fixed.drawn.numbers["centre"] / (one.cell.data.size / 2)
     return Shown(fixed.images, thetas, attended(one.family, thetas, centre), fixed.labels)
 
 
-def cases(one: Trained, shown: Shown, base: tuple[str, Any] | None) -> Any:
+def cases(one: Trained, shown: Shown, base: Base) -> Any:
     """The right half of Table 4: both channels with the grid of each transformer on them, and below them the
     two channels that each gives. The one that it attends to has a frame."""
     count = one.cell.model.transformers
@@ -116,3 +87,10 @@ def cases(one: Trained, shown: Shown, base: tuple[str, Any] | None) -> Any:
 def frame(axes: Any, colour: str) -> None:
     for side in axes.spines.values():
         side.set(visible=True, color=colour, linewidth=2.5)
+
+
+def draw_cases(one: Trained, digits: DigitSet, base: Base) -> Any:
+    return cases(one, seen(one, digits), base)
+
+
+draw_images = cases_alone("pairs of digits", draw_cases)

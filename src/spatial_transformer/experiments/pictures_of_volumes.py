@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..coordinates import to_pixels
 from ..families import Family
 from ..sampling import warp
-from . import probes
 from .data.digits import DigitSet
-from .data.fixed_sets import BATCH, fixed_set
+from .data.fixed_sets import BATCH
 from .pictures import (
     GRID,
     GROUND,
     INK,
-    PictureError,
+    Base,
     Trained,
-    base_of,
+    cases_alone,
     cases_title,
     chosen_cases,
     entitle,
+    first_images,
     panel,
     panels,
-    save,
     write_answers,
     zoom_out,
 )
-from .results import Result
 
 # Of a volume [1, D, H, W]: the axis that a view sums up, and which of x, y, z lie across and down on it.
 VIEWS = {"front": (1, (0, 1)), "above": (2, (0, 2))}
@@ -48,35 +43,12 @@ class Shown(NamedTuple):
     labels: Tensor  # int64 [N]
 
 
-def draw_images(
-    kept: Sequence[Trained],
-    found: dict[str, list[Result]],
-    pictures: Collection[str],
-    folder: Path,
-    digits: DigitSet,
-    title: str,
-) -> Iterator[Path]:
-    """Cases alone: of thousands of volumes there is no room for means."""
-    if "cases" not in pictures:
-        raise PictureError(f"there are cases and curves of volumes, no {', '.join(pictures)}")
-    for one in kept:
-        path = folder / f"{one.cell.name.replace('/', ' ').replace(' ', '-')}-cases.png"
-        save(cases(one, seen(one, digits), base_of(one, found)), path)
-        yield path
-
-
 def seen(one: Trained, digits: DigitSet) -> Shown:
-    if len(one.probe.predictions) != len(digits.test.labels):
-        raise probes.ProbeError(
-            f"{probes.path_of(one.result.path)} is no probe of {digits.name}: it has "
-            f"{len(one.probe.predictions)} predictions, not {len(digits.test.labels)}"
-        )
-    theta = torch.from_numpy(one.probe.theta[:BATCH].astype(np.float32))
-    fixed = fixed_set(one.cell.data.kind, digits, count=len(theta))
+    fixed, theta = first_images(one, digits, BATCH)
     return Shown(fixed.images, theta, fixed.labels)
 
 
-def cases(one: Trained, shown: Shown, base: tuple[str, Any] | None) -> Any:
+def cases(one: Trained, shown: Shown, base: Base) -> Any:
     """Volumes seen from the front and from above, with the box that the transformer reads, and what it makes
     of them, from above and from the front: the last is what the classification network gets."""
     numbers, saved = chosen_cases(one, shown.labels, base[1] if base else None)
@@ -111,3 +83,10 @@ def box(family: Family, theta: Tensor, size: int, view: str) -> Any:
     """The edges of the region that theta reads, in a view of a volume of that size, in pixels. [12, 2, 2]"""
     corners = to_pixels(family.box(theta), (size,) * 3)  # [8, 3] as (x, y, z)
     return corners[torch.tensor(EDGES)][..., list(VIEWS[view][1])].numpy()
+
+
+def draw_cases(one: Trained, digits: DigitSet, base: Base) -> Any:
+    return cases(one, seen(one, digits), base)
+
+
+draw_images = cases_alone("volumes", draw_cases)
