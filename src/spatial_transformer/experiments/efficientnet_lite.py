@@ -70,7 +70,7 @@ class Layer(nn.Module):
         rectified: bool = True,
     ) -> None:
         super().__init__()
-        padding = "same" if stride == 1 else "valid"  # with a stride, zeros are put around its input first
+        padding = kernel // 2 if stride == 1 else 0  # with a stride, zeros are put around its input first
         self.convolution = nn.Conv2d(
             channels, filters, kernel, stride, padding=padding, groups=groups, bias=False
         )
