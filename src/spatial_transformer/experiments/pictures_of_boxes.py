@@ -51,7 +51,7 @@ def draw(
         )
     digits = pictures.loaded(wanted, data_dir)
     for one in kept:
-        name = one.cell.name.replace("/", "-")
+        name = pictures.file_name(one.cell)
         images, truth = shown(one, digits)
         if "boxes" in only:
             path = folder / f"{name}-boxes.png"
