@@ -47,6 +47,9 @@ docs: setup
 	$(BIN)/python -m benchmarks.table benchmarks/results/gpu.json --into docs/speed.md
 	$(BIN)/python -m benchmarks.data --table benchmarks/results/data_cpu.json --into docs/data.md
 	$(BIN)/python -m benchmarks.data --table benchmarks/results/data_gpu.json --into docs/data.md
+	$(BIN)/stn table distorted-mnist --brief --out README.md > /dev/null
+	$(BIN)/stn table distorted-mnist --out docs/table1.md > /dev/null
+	$(BIN)/stn table cluttered-mnist --out docs/table1.md > /dev/null
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache

@@ -12,8 +12,10 @@ import torch
 import spatial_transformer as st
 from benchmarks import data
 from benchmarks.table import markdown, with_table
+from spatial_transformer import cli
 
 ROOT = Path(__file__).parent.parent
+PAGES = sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))
 
 
 def blocks(document: str) -> list[str]:
@@ -48,7 +50,7 @@ def test_every_public_name_is_in_the_readme_or_the_changelog():
 
 
 def test_links_lead_somewhere():
-    for document in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "docs/data.md"):
+    for document in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", *PAGES):
         text = (ROOT / document).read_text()
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
             assert ((ROOT / document).parent / target).exists(), f"{document} links to {target}"
@@ -66,6 +68,27 @@ def test_the_data_tables_are_the_results(device):
     document, result = (ROOT / "docs/data.md").read_text(), f"benchmarks/results/data_{device}.json"
     table = data.markdown(json.loads((ROOT / result).read_text()))
     assert with_table(document, result, table) == document
+
+
+TABLES = [
+    ("README.md", ["distorted-mnist", "--brief"]),
+    ("docs/table1.md", ["distorted-mnist"]),
+    ("docs/table1.md", ["cluttered-mnist"]),
+]
+
+
+@pytest.mark.parametrize(("document", "arguments"), TABLES)
+def test_the_papers_tables_are_the_records(document, arguments, tmp_path):
+    text, written = (ROOT / document).read_text(), tmp_path / "document.md"
+    written.write_text(text)
+    cli.main(["table", *arguments, "--results", str(ROOT / "results"), "--out", str(written)])
+    assert written.read_text() == text
+
+
+def test_records_of_tables_come_with_their_probes():
+    found = list((ROOT / "results").glob("*/*.json"))
+    assert found
+    assert [path.name for path in found if not path.with_suffix(".npz").exists()] == []
 
 
 def test_versions_agree():
