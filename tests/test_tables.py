@@ -10,7 +10,7 @@ from spatial_transformer import cli
 from spatial_transformer.experiments import records, results, tables
 from spatial_transformer.experiments.catalogue import EXPERIMENTS
 from spatial_transformer.experiments.records import Point, Record, RecordError
-from spatial_transformer.experiments.results import AS_THE_PAPER, Wanted
+from spatial_transformer.experiments.results import Wanted
 from spatial_transformer.experiments.spec import Claim
 
 DISTORTED, CLUTTERED = EXPERIMENTS["distorted-mnist"], EXPERIMENTS["cluttered-mnist"]
@@ -36,7 +36,7 @@ def put(folder, cell, error, seed=0, experiment=DISTORTED, changed=None, **field
     return path
 
 
-def made(folder, experiment=DISTORTED, wanted=AS_THE_PAPER, **options):
+def made(folder, experiment=DISTORTED, wanted=None, **options):
     return tables.table(experiment, results.of(experiment, folder), wanted, **options)
 
 

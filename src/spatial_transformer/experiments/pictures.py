@@ -27,7 +27,7 @@ from .data.fixed_sets import FixedSet, as_images, fixed_set
 from .extra import extra
 from .networks import family_of
 from .probes import Probe
-from .results import AS_THE_PAPER, Result, Wanted, by_cell
+from .results import Result, Wanted, as_the_paper, by_cell
 from .spec import CLASSES, Cell, Data, Experiment, Model
 
 PICTURES = ("overview", "cases", "curves", "means", "animation")
@@ -72,8 +72,8 @@ class Trained(NamedTuple):
     def footer(self) -> str:
         record = self.result.record
         error = "failed" if record.error is None else f"test error {record.error:.2f} %"
-        as_the_paper = self.cell.paper is not None and AS_THE_PAPER.counts(self.result)
-        paper = f" (the paper's {self.cell.paper:.1f} %)" if as_the_paper else ""
+        compared = self.cell.paper is not None and as_the_paper(self.cell).counts(self.result)
+        paper = f" (the paper's {self.cell.paper:.1f} %)" if compared else ""
         return f"{record.digits} {self.cell.name}, seed {record.seed}, {record.steps:,} steps: {error}{paper}"
 
 

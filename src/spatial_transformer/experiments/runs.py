@@ -48,6 +48,7 @@ class Run:
     def __init__(self, cell: Cell, seed: int, digits: DigitSet, device: torch.device | str) -> None:
         self.cell, self.seed, self.device = cell, seed, torch.device(device)
         self.digits = held_out(digits, cell.settings.held_out)
+        self.trained_on = self.digits.name
         with torch.random.fork_rng(devices=[]):  # the same weights on every device
             torch.manual_seed(seed)
             self.network = networks.build(cell)
