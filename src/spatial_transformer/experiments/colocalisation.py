@@ -228,7 +228,7 @@ class Colocalisation:
             "sums": self.sums,
         }
         return State(
-            {name: value.detach().cpu().clone() for name, value in tensors.items()},
+            {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()},
             {"step": self.step_number, "drawn": objective.random.state()},
         )
 
