@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,6 +65,9 @@ def save_weights(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 def write(tensors: Mapping[str, Tensor], path: Path, about: dict[str, str] | None = None) -> None:
     """Puts tensors in place in one step."""
-    content = extra("safetensors.torch").save(dict(tensors), about)
     with in_one_step(path) as file:
-        file.write(content)
+        # Straight from the tensors, which may be large: their bytes are not gathered in memory first. It puts
+        # a file of its own under the name, which has to reach the disk as well.
+        extra("safetensors.torch").save_file(dict(tensors), file.name, about)
+        with open(file.name, "rb") as written:
+            os.fsync(written.fileno())
