@@ -12,6 +12,7 @@ from . import (
     catalogue,
     pictures,
     pictures_of_boxes,
+    pictures_of_house_numbers,
     pictures_of_pairs,
     pictures_of_volumes,
     results,
@@ -29,7 +30,11 @@ OF_IMAGES: dict[str, pictures.ImagePictures] = {
     "volumes": pictures_of_volumes.draw_images,
 }
 # By task, what has its PICTURES and its draw().
-DRAWN_BY: dict[str, Any] = {"digits": pictures, "colocalisation": pictures_of_boxes}
+DRAWN_BY: dict[str, Any] = {
+    "digits": pictures,
+    "colocalisation": pictures_of_boxes,
+    "house numbers": pictures_of_house_numbers,
+}
 DIGITS = {"mnist": mnist.NAME, "packaged": uci_digits.NAME}
 
 

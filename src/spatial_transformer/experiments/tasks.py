@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from .colocalisation import Colocalisation
-from .data import mnist, uci_digits
+from .data import mnist, svhn, uci_digits
+from .house_number_runs import HouseNumberRun
 from .lockstep import Steps
 from .runs import Run, Tested
 from .spec import Cell
@@ -68,6 +69,11 @@ MNIST: Mapping[str, Callable[[Path | None], Dataset]] = {
 TASKS = {
     "digits": How(MNIST, lambda cell, seed, data, device, folder: Run(cell, seed, data, device), SMALL),
     "colocalisation": How(MNIST, Colocalisation, SMALL),
+    "house numbers": How(
+        {AUTO: svhn.load_set},
+        lambda cell, seed, data, device, folder: HouseNumberRun(cell, seed, data, device),
+        cells_on_a_gpu=1,
+    ),
 }
 
 NAMES = tuple(dict.fromkeys(name for how in TASKS.values() for name in how.data))

@@ -41,6 +41,8 @@ from .fetch import Say, in_one_step, say
 from .places import home, look, looked
 from .random_numbers import RandomNumbers
 
+NAME = "SVHN"
+ORIGIN = "http://ufldl.stanford.edu/housenumbers"
 SPLITS = ("train", "test", "extra")
 FOLDERS = ("svhn", "SVHN", ".")
 UNPACKED = "svhn/unpacked"
@@ -91,6 +93,23 @@ class HouseNumbers(NamedTuple):
         edge = (LOOSE - TIGHT) // 2
         return self.loose[:, :, edge:-edge, edge:-edge]
 
+    def of(self, size: int) -> Tensor:
+        """The crops of one of the two sizes. uint8 [N, 3, size, size]"""
+        return {LOOSE: self.loose, TIGHT: self.tight}[size]
+
+
+class HouseNumberSet(NamedTuple):
+    """What networks are trained and tested on, and what it is called in records."""
+
+    name: str
+    train: HouseNumbers
+    test: HouseNumbers
+
+
+def load_set(data_dir: str | Path | None = None) -> HouseNumberSet:
+    """``train`` and ``test``."""
+    return HouseNumberSet(NAME, load("train", data_dir), load("test", data_dir))
+
 
 def load(split: str, data_dir: str | Path | None = None, *, say: Say = say) -> HouseNumbers:
     """One split: parsed and cropped at the first call, from the cache at later ones.
@@ -102,7 +121,7 @@ def load(split: str, data_dir: str | Path | None = None, *, say: Say = say) -> H
     if folder is None:
         raise FileNotFoundError(
             f"SVHN's {split} is not here: no {split} or {split}.tar.gz, alone or in svhn, in "
-            f"{looked(data_dir)}"
+            f"{looked(data_dir)}; get {split}.tar.gz from {ORIGIN}"
         )
     structure = structure_file(folder)
     return cached(
