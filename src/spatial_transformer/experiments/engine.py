@@ -139,7 +139,12 @@ class Training:
             error, measures = tested.error, tested.measures
             if job.cell.task.stuck is not None and error > job.cell.task.stuck:
                 self.failure = f"stuck at chance: {error:.1f} % of the answers are wrong"
-            checkpoints.save_weights(run.network.state_dict(), job.weights)
+            about = {
+                "experiment": job.cell.experiment,
+                "cell": job.cell.name,
+                "settings": dataclasses.asdict(self.settings),
+            }
+            checkpoints.save_weights(run.network.state_dict(), job.weights, about)
             theta = tested.theta[: probes.SHOWN]
             probes.write(probes.of(tested.predictions, theta, self.watched), probes.path_of(job.record))
         record = Record(

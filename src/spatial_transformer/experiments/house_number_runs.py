@@ -27,21 +27,27 @@ AT_ONCE = 256  # test images
 LOOKED_AT = "looked at"
 
 
+def build(cell: Cell) -> house_numbers.Network:
+    """The cell's network, freshly initialised."""
+    assert isinstance(cell.settings, HouseNumberSettings)
+    filters, units = (
+        [max(1, round(cell.settings.width * count)) for count in counts]
+        for counts in (house_numbers.FILTERS, house_numbers.UNITS)
+    )
+    return house_numbers.build(cell.model.name, cell.data.size, filters=filters, units=units)
+
+
 class HouseNumberRun(Descent):
     """A cell of Table 2 and a seed on a device."""
 
     def __init__(self, cell: Cell, seed: int, data: HouseNumberSet, device: torch.device | str) -> None:
         settings = cell.settings
         assert isinstance(settings, HouseNumberSettings)
-        filters, units = (
-            [max(1, round(settings.width * count)) for count in counts]
-            for counts in (house_numbers.FILTERS, house_numbers.UNITS)
-        )
         super().__init__(
             cell,
             seed,
             device,
-            lambda: house_numbers.build(cell.model.name, cell.data.size, filters=filters, units=units),
+            lambda: build(cell),
             localiser_rate=settings.localiser_rate,
             decay=settings.weight_decay,
         )
