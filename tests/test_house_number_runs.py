@@ -75,9 +75,11 @@ def started(name, numbers, seed=0, device="cpu", **changes):
 
 
 def unlike(run):
-    """With transformers that are no identity."""
+    """With transformers that are no identity, and another transform for each image."""
     with torch.no_grad():
         for transformer in run.network.transformers:
+            weight = transformer.head.weight
+            weight += torch.linspace(-0.05, 0.05, weight.numel()).view_as(weight)
             transformer.head.bias += torch.tensor([-0.3, 0.1, 0.05, -0.1, -0.2, 0.1])
     return run
 
@@ -190,6 +192,23 @@ def test_numbers_held_out_are_tested_on_and_never_trained_on(numbers):
     assert run.tested().error == pytest.approx(100 * wrong.double().mean().item())
     with pytest.raises(ValueError, match="held_out must be less than the 24 training images, got 24"):
         started("64px/CNN", numbers, held_out=24)
+
+
+def test_extra_numbers_are_trained_on_where_they_are_asked_for(numbers, folder, tmp_path):
+    """And those held out are still of the others."""
+    write_numbers(tmp_path / "extra", 5, seed=2)
+    extra = svhn.load("extra", tmp_path)
+    given = numbers._replace(extra=lambda: extra)
+    run = started("64px/CNN", given, held_out=6, extra=1, batch=200)
+    seen = pixels_entering(run)
+    crops = house_numbers.normalised(torch.cat([numbers.train.tight, extra.tight]))
+    drawn = {next(n for n in range(29) if torch.equal(crops[n], image)) for image in seen}
+    kept, held = svhn.validation_split(24, 6)
+    assert drawn == {*kept.tolist(), *range(24, 29)}
+    assert torch.equal(run.labels[24:], extra.labels)
+    assert torch.equal(run.test_labels[run.test_numbers], numbers.train.labels[held])
+    with pytest.raises(FileNotFoundError, match="SVHN's extra is not here"):
+        started("64px/CNN", numbers, extra=1)
 
 
 # How it learns
@@ -329,7 +348,9 @@ def test_from_archives_to_a_table(tmp_path, capsys, monkeypatch):
     assert f"| ST-CNN Multi | {record.error:.2f} (1) ▲ / 3.6 | - / 3.9 |" in table
     assert "extra" in table
     assert main(["table", "svhn"]) == 0
-    assert "| CNN | - / 4.0 | - / 5.6 |" in capsys.readouterr().out
+    untrained = capsys.readouterr().out
+    assert "| CNN | - / 4.0 | - / 5.6 |" in untrained
+    assert "| Maxout CNN (Goodfellow et al. 2013), quoted | / 4.0 | - |" in untrained
 
 
 def test_a_stopped_run_is_continued(numbers, monkeypatch):
@@ -378,6 +399,7 @@ def test_there_are_no_other_digits_of_house_numbers(command, capsys):
     [
         ({"shift": "-1"}, "shift must be at least 0 and less than 180, got -1.0"),
         ({"weight_decay": "nan"}, "weight_decay must be at least 0"),
+        ({"extra": "2"}, "extra must be 0 or 1, got 2"),
         ({"width": "0"}, "width must be more than 0 and at most 8, got 0.0"),
         ({"batch": "0"}, "batch must be at least 1, got 0"),
         ({"parameters": "3"}, "there is no setting 'parameters'"),

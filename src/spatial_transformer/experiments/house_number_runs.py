@@ -54,7 +54,7 @@ class HouseNumberRun(Descent):
         self.settings = settings
         self.trained_on = data.name
         train, test = data.train, data.test
-        numbers = torch.arange(len(train.labels)), torch.arange(len(test.labels))
+        trained, tested = torch.arange(len(train.labels)), torch.arange(len(test.labels))
         if settings.held_out:
             if settings.held_out >= len(train.labels):
                 raise ValueError(
@@ -62,12 +62,17 @@ class HouseNumberRun(Descent):
                     f"{settings.held_out:,}"
                 )
             self.trained_on = f"{data.name}, {settings.held_out:,} held out"
-            test, numbers = train, validation_split(len(train.labels), settings.held_out)
-        # Which images are trained on and tested on, and all images.
-        self.train_numbers, self.test_numbers = (each.to(self.device) for each in numbers)
+            test, (trained, tested) = train, validation_split(len(train.labels), settings.held_out)
         # What is moved has something beyond its borders.
-        self.images = (train.loose if settings.moves else train.of(cell.data.size)).to(self.device)
-        self.labels = train.labels.to(self.device)
+        size = LOOSE if settings.moves else cell.data.size
+        self.images, self.labels = train.of(size).to(self.device), train.labels.to(self.device)
+        if settings.extra:
+            extra = data.extra()
+            self.images = torch.cat([self.images, extra.of(size).to(self.device)])
+            self.labels = torch.cat([self.labels, extra.labels.to(self.device)])
+            trained = torch.cat([trained, torch.arange(len(train.labels), len(self.labels))])
+        # Which of these are trained on, and which test images are tested on.
+        self.train_numbers, self.test_numbers = trained.to(self.device), tested.to(self.device)
         self.test_images = test.of(cell.data.size).to(self.device)
         self.test_labels = test.labels.to(self.device)
 

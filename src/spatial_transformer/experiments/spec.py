@@ -157,6 +157,8 @@ class Experiment:
     prints: str = "error"  # what its table has, in percent; "accuracy": 100 less the error
     # What is measured of the test set besides the error (``measures``): its name in records -> what it says.
     measures: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # Errors that the paper's table has of others: who -> one for each column, None where there is none.
+    quoted: Mapping[str, tuple[float | None, ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def cells(self) -> list[Cell]:

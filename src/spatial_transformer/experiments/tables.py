@@ -103,7 +103,14 @@ def grid(experiment: Experiment, cells: Mapping[str, Summary]) -> list[str]:
         ]
         for model in experiment.models
     ]
-    return rows(["model", *(data.kind for data in experiment.data)], lines)
+    quoted = [
+        [
+            f"{who}, quoted",
+            *(NONE if error is None else f"/ {printed(error, experiment.prints):.1f}" for error in errors),
+        ]
+        for who, errors in experiment.quoted.items()
+    ]
+    return rows(["model", *(data.kind for data in experiment.data)], quoted + lines)
 
 
 def names_of(experiment: Experiment, model: str) -> list[str]:
