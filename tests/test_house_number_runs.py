@@ -33,7 +33,7 @@ from spatial_transformer.experiments.lockstep import Lockstep  # noqa: E402
 from spatial_transformer.experiments.paper.svhn import HouseNumberSettings  # noqa: E402
 
 CPU = torch.device("cpu")
-TINY = {"width": 0.03, "batch": 4, "steps": 6, "curve": 3}
+TINY = {"width": 0.03, "batch": 4, "steps": 6, "curve": 3, "localiser_start": 0}
 MOVED = {"rotation": 10.0, "scaling": 0.15, "shift": 0.08, "contrast": 0.2}
 CELLS = {cell.name: cell for cell in EXPERIMENTS["svhn"].cells}
 
@@ -236,6 +236,20 @@ def test_a_step_is_that_of_sgd(name, numbers):
     assert moved.max() > 1e-3
 
 
+def test_localisers_begin_to_learn_later(numbers, monkeypatch):
+    monkeypatch.setattr(engine.probes, "moments", lambda steps: [0, steps])
+    made = cell("64px/ST-CNN Multi", localiser_start=5, steps=9, curve=1)
+    assert engine.stops(made.settings) == [0, 2, 4, 5, 6, 8, 9]  # rates are set anew at each of these
+    run = HouseNumberRun(made, 0, numbers, "cpu")
+    heads = [each.head for each in run.network.transformers]
+    before = run.network.places.weight.clone()
+    together = Lockstep([run])
+    for steps, learn in ((5, False), (1, True)):
+        together.advance(steps)
+        assert [bool(head.weight.any()) for head in heads] == [learn] * 4
+        assert not torch.equal(run.network.places.weight, before)
+
+
 def test_a_run_learns(numbers):
     run = started("64px/ST-CNN Single", numbers, width=0.05, batch=8)
     losses = []
@@ -399,6 +413,7 @@ def test_there_are_no_other_digits_of_house_numbers(command, capsys):
     [
         ({"shift": "-1"}, "shift must be at least 0 and less than 180, got -1.0"),
         ({"weight_decay": "nan"}, "weight_decay must be at least 0"),
+        ({"localiser_start": "-1"}, "localiser_start must be at least 0, got -1"),
         ({"extra": "2"}, "extra must be 0 or 1, got 2"),
         ({"width": "0"}, "width must be more than 0 and at most 8, got 0.0"),
         ({"batch": "0"}, "batch must be at least 1, got 0"),

@@ -182,8 +182,7 @@ def curve_steps(settings: Settings) -> frozenset[int]:
 @functools.lru_cache
 def stops(settings: Settings) -> list[int]:
     """The steps after which something is to be done: a point, a look, another learning rate."""
-    stages = {-(-stage * settings.steps // settings.stages) for stage in range(1, settings.stages + 1)}
-    return sorted(curve_steps(settings) | stages | {*probes.moments(settings.steps), settings.steps})
+    return sorted(curve_steps(settings) | settings.turns() | {*probes.moments(settings.steps)})
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:

@@ -95,6 +95,11 @@ class HouseNumberRun(Descent):
             misread = house_numbers.wrong(scores, labels).to(torch.float32).mean()
             self.sums += torch.stack([loss.detach(), misread])
 
+    def set_rate(self) -> None:
+        super().set_rate()
+        learn = self.step_number >= self.settings.localiser_start
+        self.localiser_rate.fill_(self.settings.localiser_rate if learn else 0.0)
+
     @torch.no_grad()
     def tested(self) -> Tested:
         """The network put to the test images, once."""

@@ -71,7 +71,8 @@ class Descent:
         self.parameters = list(self.network.parameters())
         self.weights = joined(self.parameters)
         self.velocity = torch.zeros_like(self.weights)
-        self.stretches = stretches(self.network, localiser_rate)
+        self.stretches = stretches(self.network) if localiser_rate != 1 else [(slice(None), False)]
+        self.localiser_rate = torch.tensor(localiser_rate, device=self.device)
         self.decay = decay
         self.rate = torch.zeros((), device=self.device)
         # Of losses and of wrong answers, since the last ``means``.
@@ -86,8 +87,9 @@ class Descent:
         if self.decay:
             gradient.add_(self.weights, alpha=self.decay)
         torch.add(gradient, self.velocity, alpha=self.cell.settings.momentum, out=self.velocity)
-        for stretch, share in self.stretches:
-            self.weights[stretch].addcmul_(self.velocity[stretch], self.rate, value=-share)
+        for stretch, localises in self.stretches:
+            rate = self.rate * self.localiser_rate if localises else self.rate
+            self.weights[stretch].addcmul_(self.velocity[stretch], rate, value=-1)
 
     def means(self, steps: int) -> tuple[float, float]:
         """The loss and the error in percent, over so many steps since this was last asked."""
@@ -199,15 +201,14 @@ def joined(parameters: list[Any]) -> Tensor:
     return flat
 
 
-def stretches(network: nn.Module, localiser_rate: float) -> list[tuple[slice, float]]:
-    """Parts of the parameters laid out one behind another, and what the learning rate of each is of the base
-    one."""
-    groups = param_groups(network, lr=1.0, localiser_lr=localiser_rate)
-    share_of = {parameter: group["lr"] for group in groups for parameter in group["params"]}
+def stretches(network: nn.Module) -> list[tuple[slice, bool]]:
+    """Parts of the parameters laid out one behind another, and whether each is of localisers."""
+    groups = param_groups(network, lr=0.0, localiser_lr=1.0)
+    localises = {parameter: bool(group["lr"]) for group in groups for parameter in group["params"]}
     found, start = [], 0
-    for share, some in itertools.groupby(network.parameters(), key=share_of.__getitem__):
+    for which, some in itertools.groupby(network.parameters(), key=localises.__getitem__):
         end = start + sum(parameter.numel() for parameter in some)
-        found.append((slice(start, end), share))
+        found.append((slice(start, end), which))
         start = end
     return found
 

@@ -86,6 +86,10 @@ class Settings:
         """The learning rate of a step, counted from 0."""
         return self.learning_rate / self.drop ** (step * self.stages // self.steps)
 
+    def turns(self) -> set[int]:
+        """The steps from which on something is learnt at another rate; and the last."""
+        return {-(-stage * self.steps // self.stages) for stage in range(1, self.stages + 1)}
+
     def changed(self, given: Mapping[str, str]) -> Self:
         """With some of them given as text."""
         known = {field.name: field for field in dataclasses.fields(self)}
