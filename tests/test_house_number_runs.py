@@ -469,6 +469,6 @@ def test_captured_steps_are_steps(precision, numbers):
             one.step()
         assert one.random.state() == other.random.state()
         away = (one.weights - other.weights).abs().max()
-        assert away < (1e-3 if precision == "mixed" else 1e-5)
+        assert away < (2e-3 if precision == "mixed" else 1e-4)
         first = started(one.cell.name, numbers, 1, "cuda", **given)
-        assert (one.weights - first.weights).abs().max() > 10 * away
+        assert (one.weights - first.weights).abs().max() > 5 * away
