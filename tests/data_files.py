@@ -7,6 +7,8 @@ import json
 import numpy as np
 import pytest
 
+from spatial_transformer.experiments.data import uci_digits
+
 
 def pil():
     return pytest.importorskip("PIL.Image")
@@ -38,6 +40,31 @@ def write_svhn(folder, rows=SVHN_ROWS, *, mat=False, size=(60, 40)):
         write_mat(folder / "digitStruct.mat", rows)
     else:
         (folder / "digitStruct.json").write_text(json.dumps(rows))
+    return folder
+
+
+def write_numbers(folder, count, *, seed=0, mat=False):
+    """A split of numbers that can be read: digits that ship with this package, bright on dark or the other
+    way round, somewhere in a picture of some colour."""
+    random, digits = np.random.default_rng(seed), uci_digits.load().train
+    rows, pictures = [], []
+    for number in range(count):
+        length = int(random.integers(1, 4))
+        picture = np.full((48, 36 + 20 * length, 3), random.integers(40, 200, 3), np.int64)
+        top, left = random.integers(2, 18), random.integers(2, 14)
+        contrast, boxes = int(random.choice([-40, 55])), []
+        for place in range(length):
+            chosen = int(random.integers(len(digits.labels)))
+            ink = digits.images[chosen, 4:24, 4:24].numpy().astype(np.int64)
+            x = int(left) + 20 * place
+            picture[top : top + 20, x : x + 20] += (ink * contrast // 255)[..., None]
+            label = int(digits.labels[chosen]) or 10
+            boxes.append(box(label, x, int(top), 20, 20))
+        rows.append({"filename": f"{number + 1}.png", "boxes": boxes})
+        pictures.append(picture.clip(0, 255).astype(np.uint8))
+    write_svhn(folder, rows, mat=mat)
+    for row, picture in zip(rows, pictures, strict=True):
+        pil().fromarray(picture).save(folder / row["filename"])
     return folder
 
 

@@ -12,7 +12,7 @@ from spatial_transformer.experiments import networks
 from spatial_transformer.experiments.data import uci_digits
 from spatial_transformer.experiments.data.fixed_sets import KINDS, fixed_set
 from spatial_transformer.experiments.paper import addition, cluttered_mnist, distorted_mnist, volumes
-from spatial_transformer.experiments.spec import Settings
+from spatial_transformer.experiments.spec import DigitSettings
 
 EXPERIMENTS = (
     distorted_mnist.EXPERIMENT,
@@ -65,7 +65,7 @@ def test_an_experiment_names_its_departures_and_known_data(experiment):
     assert any("omentum" in sentence for sentence in experiment.departures)
     assert {data.kind for data in experiment.data} <= set(KINDS)
     if experiment is not volumes.EXPERIMENT:  # the text says nothing of how it is trained
-        assert dataclasses.replace(experiment.settings, parameters=400_000) == Settings()
+        assert dataclasses.replace(experiment.settings, parameters=400_000) == DigitSettings()
 
 
 def test_the_fcn_of_the_cluttered_set_has_the_least_units_that_the_text_names():
@@ -76,17 +76,17 @@ def test_the_fcn_of_the_cluttered_set_has_the_least_units_that_the_text_names():
 
 
 def test_the_papers_schedule():
-    settings = Settings()
+    settings = DigitSettings()
     assert (settings.steps, settings.batch) == (150_000, 256)
     rates = [settings.rate(step) for step in (0, 49_999, 50_000, 99_999, 100_000, 149_999)]
     assert rates == pytest.approx([0.01, 0.01, 0.001, 0.001, 0.0001, 0.0001])
-    assert Settings(steps=10, stages=1).rate(9) == 0.01
+    assert DigitSettings(steps=10, stages=1).rate(9) == 0.01
 
 
 def test_settings_as_text():
-    changed = Settings().changed({"steps": "3000", "learning_rate": "2e-2"})
+    changed = DigitSettings().changed({"steps": "3000", "learning_rate": "2e-2"})
     assert (changed.steps, changed.learning_rate) == (3000, 0.02)
-    assert dataclasses.replace(changed, steps=150_000, learning_rate=0.01) == Settings()
+    assert dataclasses.replace(changed, steps=150_000, learning_rate=0.01) == DigitSettings()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_settings_as_text():
 )
 def test_settings_that_cannot_be(given, message):
     with pytest.raises(ValueError, match=r"^there|must") as raised:
-        Settings().changed(given)
+        DigitSettings().changed(given)
     assert message in str(raised.value)
 
 

@@ -52,7 +52,6 @@ def digits(one_thread):
 def quickly(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(encoders, "STEPS", 20)
-    monkeypatch.setattr(engine, "STUCK", 100.0)  # some steps teach next to nothing
 
 
 def small(name):

@@ -28,7 +28,7 @@ from spatial_transformer.experiments.display import Lines, Table, duration  # no
 from spatial_transformer.experiments.interrupts import asked_to_stop  # noqa: E402
 from spatial_transformer.experiments.lockstep import Lockstep  # noqa: E402
 from spatial_transformer.experiments.runs import Run  # noqa: E402
-from spatial_transformer.experiments.spec import Settings  # noqa: E402
+from spatial_transformer.experiments.spec import DigitSettings  # noqa: E402
 from spatial_transformer.experiments.training import span  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -44,7 +44,13 @@ def digits(one_thread):
 @pytest.fixture(autouse=True)
 def alone_in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(engine, "STUCK", 100.0)  # some dozen steps teach next to nothing
+    stuck_at(monkeypatch, None)  # some dozen steps teach next to nothing
+
+
+def stuck_at(monkeypatch, error):
+    experiment = EXPERIMENTS["distorted-mnist"]
+    task = dataclasses.replace(experiment.task, stuck=error)
+    monkeypatch.setitem(EXPERIMENTS, experiment.name, dataclasses.replace(experiment, task=task))
 
 
 def jobs(*names, seeds=(0,), **changes):
@@ -190,7 +196,7 @@ def test_a_cell_that_is_done_is_free_again(digits):
 
     first, second = jobs("R/FCN", "E/FCN")
     second = second._replace(
-        cell=dataclasses.replace(second.cell, settings=Settings(**SMALL | {"steps": 60}))
+        cell=dataclasses.replace(second.cell, settings=DigitSettings(**SMALL | {"steps": 60}))
     )
     engine.train([first, second], digits, CPU, at_once=2, watcher=Watcher(2))
     assert seen == ["R/FCN", "E/FCN"]
@@ -228,7 +234,7 @@ def test_a_passed_deadline_begins_nothing(digits):
 def test_a_diverged_run_is_recorded_as_failed(digits):
     first, second = jobs("R/FCN", "E/FCN")
     first = first._replace(
-        cell=dataclasses.replace(first.cell, settings=Settings(**SMALL | {"learning_rate": 1e9}))
+        cell=dataclasses.replace(first.cell, settings=DigitSettings(**SMALL | {"learning_rate": 1e9}))
     )
     outcome = engine.train([first, second], digits, CPU, at_once=2)
     by_cell = {record.cell: record for record in outcome.records}
@@ -241,7 +247,7 @@ def test_a_diverged_run_is_recorded_as_failed(digits):
 
 
 def test_a_run_stuck_at_chance_is_recorded_as_failed(digits, monkeypatch):
-    monkeypatch.setattr(engine, "STUCK", 85.0)
+    stuck_at(monkeypatch, 85.0)
     (job,) = jobs("R/FCN", learning_rate=1e-9)
     (record,) = engine.train([job], digits, CPU).records
     assert record.status == "failed"
@@ -284,7 +290,9 @@ def test_the_learning_rate_is_that_of_each_step(digits, monkeypatch):
     assert len(set(rates)) == 3
 
 
-@pytest.mark.parametrize("settings", [Settings(), Settings(steps=7, stages=3, curve=100), Settings(steps=1)])
+@pytest.mark.parametrize(
+    "settings", [DigitSettings(), DigitSettings(steps=7, stages=3, curve=100), DigitSettings(steps=1)]
+)
 def test_stops(settings):
     stops = engine.stops(settings)
     assert stops[-1] == settings.steps

@@ -40,12 +40,17 @@ def unlike(network):
     return network
 
 
+def first(given):
+    """Without the theta that comes with it."""
+    return given[0] if isinstance(given, tuple) else given
+
+
 def entering(network, kinds, *given):
     """What enters the modules of some kinds, by their names, and what leaves them."""
     seen = {}
     named = {name: module for name, module in network.named_modules() if isinstance(module, kinds)}
     hooks = [
-        module.register_forward_hook(lambda _, a, out, name=name: seen.update({name: (a[0], out)}))
+        module.register_forward_hook(lambda _, a, out, name=name: seen.update({name: (a[0], first(out))}))
         for name, module in named.items()
     ]
     network(*given)
@@ -354,15 +359,19 @@ def test_of_fewer_transforms(model):
 # Training
 
 
-def test_parameter_groups():
-    network = small("ST-CNN Multi")
-    groups = house_numbers.parameter_groups(network, 0.01)
-    rates = {p: (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
-    assert len(rates) == len(list(network.parameters()))
-    for name, parameter in network.named_parameters():
-        rate = 0.001 if name.startswith("transformers.") else 0.01
-        assert rates[parameter] == pytest.approx((rate, 0.0005))
-    assert [group["lr"] for group in house_numbers.parameter_groups(small("CNN"), 0.01)] == [0.01]
+def test_what_networks_take():
+    pixels = torch.randint(256, (3, 3, 16, 16), dtype=torch.uint8)
+    found = house_numbers.normalised(pixels)
+    for each, image in zip(found, pixels.double(), strict=True):
+        torch.testing.assert_close(each.double(), (image - image.mean()) / 32, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_scores_and_transforms_in_one_pass(model):
+    network, image = unlike(small(model)), small_images()
+    scores, theta = network(image, return_theta=True)
+    assert torch.equal(scores, network(image))
+    assert torch.equal(theta, network.theta(image))
 
 
 def blobs(count):
@@ -378,7 +387,7 @@ def test_eight_numbers_are_learnt_by_heart(model):
     before = network.theta(image)
     assert house_numbers.wrong(network(image), labels).all()
     # Without dropout, in which a network this narrow drowns, and so by Adam: the start is made for dropout.
-    optimiser = torch.optim.Adam(house_numbers.parameter_groups(network, 0.001))
+    optimiser = torch.optim.Adam(st.param_groups(network, lr=0.001, localiser_lr=0.0001))
     for _ in range(200):
         optimiser.zero_grad()
         house_numbers.losses(network(image), labels).mean().backward()

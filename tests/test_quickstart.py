@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 from pathlib import Path
@@ -15,7 +16,7 @@ Image = pytest.importorskip("PIL.Image")
 from spatial_transformer.cli import main  # noqa: E402
 from spatial_transformer.experiments import provenance, quickstart, records  # noqa: E402
 from spatial_transformer.experiments.data import uci_digits  # noqa: E402
-from spatial_transformer.experiments.spec import Settings  # noqa: E402
+from spatial_transformer.experiments.spec import DigitSettings  # noqa: E402
 
 COMMAND = ["quickstart", "--digits", "packaged"]
 
@@ -23,8 +24,10 @@ COMMAND = ["quickstart", "--digits", "packaged"]
 @pytest.fixture
 def short(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    settings = Settings(steps=60, batch=32, learning_rate=0.05, parameters=100_000, curve=10)
-    monkeypatch.setattr(quickstart.engine, "STUCK", 100.0)  # some dozen steps teach next to nothing
+    settings = DigitSettings(steps=60, batch=32, learning_rate=0.05, parameters=100_000, curve=10)
+    experiment = quickstart.EXPERIMENTS[quickstart.EXPERIMENT]  # some dozen steps teach next to nothing
+    patient = dataclasses.replace(experiment, task=dataclasses.replace(experiment.task, stuck=None))
+    monkeypatch.setitem(quickstart.EXPERIMENTS, quickstart.EXPERIMENT, patient)
     monkeypatch.setitem(quickstart.SETTINGS, uci_digits.NAME, settings)
 
 

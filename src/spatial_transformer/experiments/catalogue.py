@@ -5,12 +5,20 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-from .paper import addition, cluttered_mnist, colocalisation, distorted_mnist, volumes
+from .paper import addition, cluttered_mnist, colocalisation, distorted_mnist, svhn, volumes
 from .spec import Cell, Experiment
 
 EXPERIMENTS = {
-    module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (distorted_mnist, cluttered_mnist, addition, colocalisation, volumes)
+    experiment.name: experiment
+    for experiment in (
+        distorted_mnist.EXPERIMENT,
+        cluttered_mnist.EXPERIMENT,
+        addition.EXPERIMENT,
+        colocalisation.EXPERIMENT,
+        volumes.EXPERIMENT,
+        svhn.EXPERIMENT,
+        svhn.AUGMENTED,
+    )
 }
 
 

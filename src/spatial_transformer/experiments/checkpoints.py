@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,13 +58,41 @@ def load(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path} is no checkpoint: {error}") from error
 
 
-def save_weights(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """A trained network's weights."""
-    write({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
+class Weights(NamedTuple):
+    """A trained network's, and what is needed to make one that they fit."""
+
+    tensors: dict[str, Tensor]
+    experiment: str
+    cell: str
+    settings: dict[str, Any]
+
+
+def save_weights(tensors: Mapping[str, Tensor], path: Path, about: Mapping[str, Any] | None = None) -> None:
+    """A trained network's weights; ``about``: the rest of ``Weights``, for ``load_weights``."""
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    write(plain, path, None if about is None else {"network": json.dumps(about)})
+
+
+def load_weights(path: Path) -> Weights:
+    try:
+        with extra("safetensors").safe_open(path, "pt") as file:
+            about = file.metadata() or {}
+            if "run" in about:
+                raise ValueError("it is of a run that has not ended")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+        return Weights(tensors, **json.loads(about["network"]))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, extra("safetensors").SafetensorError) as error:
+        raise CheckpointError(f"{path} has no weights of a trained network: {error}") from error
 
 
 def write(tensors: Mapping[str, Tensor], path: Path, about: dict[str, str] | None = None) -> None:
     """Puts tensors in place in one step."""
-    content = extra("safetensors.torch").save(dict(tensors), about)
     with in_one_step(path) as file:
-        file.write(content)
+        # Straight from the tensors, which may be large: their bytes are not gathered in memory first. It puts
+        # a file of its own under the name, for its owner alone, which has to reach the disk as well.
+        extra("safetensors.torch").save_file(dict(tensors), file.name, about)
+        with open(file.name, "rb") as written:
+            os.chmod(file.name, os.fstat(file.fileno()).st_mode & 0o777)
+            os.fsync(written.fileno())

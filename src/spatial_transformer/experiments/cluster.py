@@ -1,7 +1,7 @@
 """The cells of an experiment spread over a Ray cluster: a task each, with the same records as on one machine.
 
 Records and checkpoints lie in folders that all machines see. A task whose worker dies is begun again
-elsewhere by Ray, and goes on from its checkpoint. The digits travel with the tasks.
+elsewhere by Ray, and goes on from its checkpoint. The data travel with the tasks.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from . import engine
-from .data.digits import DigitSet
 from .display import Lines
 from .engine import Job, Outcome
 from .extra import extra
 from .interrupts import asked_to_stop
+from .tasks import Dataset
 
 LOCAL = "local"  # what Ray calls workers of its own on this machine
 RETRIES = 10  # how often a task is begun again when its worker died
@@ -54,7 +54,7 @@ def connected(address: str) -> Any:
 
 def train(
     jobs: Sequence[Job],
-    digits: DigitSet,
+    data: Dataset,
     address: str = LOCAL,
     *,
     again: bool = False,
@@ -74,7 +74,7 @@ def train(
         share = gpu_share if gpu_share is not None else GPU_SHARE if resources.get("GPU", 0) else 0
         say(f"Ray: {resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs, {len(jobs)} cells")
         task = ray.remote(num_cpus=1, num_gpus=share, max_retries=RETRIES)(trained)
-        shared, ends = ray.put(digits), time.time() + (deadline - time.monotonic())
+        shared, ends = ray.put(data), time.time() + (deadline - time.monotonic())
         pending = {task.remote(absolute(job), shared, ends, save_every, again): job for job in jobs}
         until = math.inf
         while pending and time.monotonic() < until:
@@ -108,7 +108,7 @@ def absolute(job: Job) -> Job:
     return job._replace(record=job.record.resolve(), checkpoint=job.checkpoint.resolve())
 
 
-def trained(job: Job, digits: DigitSet, ends: float, save_every: float, again: bool) -> Outcome:
+def trained(job: Job, data: Dataset, ends: float, save_every: float, again: bool) -> Outcome:
     """One job, on a worker.
 
     ends: of ``time.time()``, which machines agree on as ``time.monotonic()`` they do not.
@@ -119,7 +119,7 @@ def trained(job: Job, digits: DigitSet, ends: float, save_every: float, again: b
     with asked_to_stop() as stop, Lines(1) as watcher:
         return engine.train(
             [job],
-            digits,
+            data,
             device,
             again=again,
             deadline=deadline,

@@ -162,6 +162,7 @@ class Colocalisation:
         assert cell.model.digit is not None
         self.cell, self.seed, self.device = cell, seed, torch.device(device)
         self.digits = held_out(digits, cell.settings.held_out)
+        self.trained_on = self.digits.name
         given = one_class(
             cell.data.kind, cell.model.digit, seed, self.digits, count=IMAGES, device=self.device
         )
@@ -227,7 +228,7 @@ class Colocalisation:
             "sums": self.sums,
         }
         return State(
-            {name: value.detach().cpu().clone() for name, value in tensors.items()},
+            {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()},
             {"step": self.step_number, "drawn": objective.random.state()},
         )
 

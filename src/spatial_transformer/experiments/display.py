@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from .data import mnist
+from .catalogue import EXPERIMENTS
 from .engine import Training, Watcher
 from .extra import extra
 from .records import Record
@@ -61,7 +61,8 @@ def result(record: Record) -> str:
     name = f"{record.cell}, seed {record.seed}"
     if record.status == "failed":
         return f"{name}: FAILED, {record.reason}"
-    paper = "" if record.paper is None or record.digits != mnist.NAME else f" (the paper's: {record.paper} %)"
+    usual = EXPERIMENTS[record.experiment].task.data
+    paper = "" if record.paper is None or record.digits != usual else f" (the paper's: {record.paper} %)"
     return f"{name}: {record.error:.2f} % of {record.digits} wrong{paper}, {duration(record.seconds)}"
 
 

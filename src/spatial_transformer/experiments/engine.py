@@ -22,19 +22,16 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from . import checkpoints, networks, probes, provenance, records
+from . import checkpoints, networks, probes, provenance, records, tasks
 from .checkpoints import Checkpoint
-from .colocalisation import Colocalisation
-from .data.digits import DigitSet
 from .extra import extra
 from .lockstep import Lockstep
 from .records import Point, Record
-from .runs import Run
 from .spec import Cell, Settings
+from .tasks import Dataset
 
 SAVE_EVERY = 30.0  # seconds
 PATIENCE = 0.5  # seconds between looks at the clock
-STUCK = 85.0  # percent: a network that answers at random is wrong in 90 of 100 cases
 
 
 class Job(NamedTuple):
@@ -63,11 +60,12 @@ class Job(NamedTuple):
 class Training:
     """A job under way."""
 
-    def __init__(self, job: Job, digits: DigitSet, device: torch.device) -> None:
-        self.job, self.run = job, run_of(job, digits, device)
+    def __init__(self, job: Job, data: Dataset, device: torch.device) -> None:
+        how = tasks.TASKS[job.cell.task.name]
+        self.job, self.run = job, how.run(job.cell, job.seed, data, device, job.checkpoint.parent)
         self.identity = {
             "cell": f"{job.cell.experiment} {job.name}",
-            "digits": self.run.digits.name,
+            "digits": self.run.trained_on,
             **dataclasses.asdict(job.cell.settings),
         }
         self.commits = [provenance.commit()]  # of the code that trains, not of what it has become by the end
@@ -139,9 +137,14 @@ class Training:
         if self.failure is None:
             tested = run.tested()
             error, measures = tested.error, tested.measures
-            if error > STUCK and job.cell.model.digit is None:  # boxes that are wrong are no guesses
+            if job.cell.task.stuck is not None and error > job.cell.task.stuck:
                 self.failure = f"stuck at chance: {error:.1f} % of the answers are wrong"
-            checkpoints.save_weights(run.network.state_dict(), job.weights)
+            about = {
+                "experiment": job.cell.experiment,
+                "cell": job.cell.name,
+                "settings": dataclasses.asdict(self.settings),
+            }
+            checkpoints.save_weights(run.network.state_dict(), job.weights, about)
             theta = tested.theta[: probes.SHOWN]
             probes.write(probes.of(tested.predictions, theta, self.watched), probes.path_of(job.record))
         record = Record(
@@ -152,7 +155,7 @@ class Training:
             reason=self.failure,
             error=error,
             paper=job.cell.paper,
-            digits=run.digits.name,
+            digits=run.trained_on,
             steps=run.step_number,
             seconds=round(self.seconds, 1),
             device=provenance.device_name(run.device),
@@ -169,13 +172,6 @@ class Training:
         return record
 
 
-def run_of(job: Job, digits: DigitSet, device: torch.device) -> Run | Colocalisation:
-    """What trains a job: images of one class are co-localised, all others classified."""
-    if job.cell.model.digit is None:
-        return Run(job.cell, job.seed, digits, device)
-    return Colocalisation(job.cell, job.seed, digits, device, job.checkpoint.parent)
-
-
 @functools.lru_cache
 def curve_steps(settings: Settings) -> frozenset[int]:
     """The steps after which the curve gets a point."""
@@ -186,8 +182,7 @@ def curve_steps(settings: Settings) -> frozenset[int]:
 @functools.lru_cache
 def stops(settings: Settings) -> list[int]:
     """The steps after which something is to be done: a point, a look, another learning rate."""
-    stages = {-(-stage * settings.steps // settings.stages) for stage in range(1, settings.stages + 1)}
-    return sorted(curve_steps(settings) | stages | {*probes.moments(settings.steps), settings.steps})
+    return sorted(curve_steps(settings) | settings.turns() | {*probes.moments(settings.steps)})
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
@@ -251,7 +246,7 @@ def jobs(
 
 def train(
     jobs: Sequence[Job],
-    digits: DigitSet,
+    data: Dataset,
     device: torch.device,
     *,
     at_once: int = 1,
@@ -270,7 +265,7 @@ def train(
     stop: asked between steps.
     """
     saved, saving = time.monotonic(), 0.0
-    with Trainer(jobs, digits, device, at_once, again, watcher or Nobody()) as trainer:
+    with Trainer(jobs, data, device, at_once, again, watcher or Nobody()) as trainer:
         while trainer.ready(deadline):
             seconds = trainer.advance()
             now = time.monotonic()
@@ -291,14 +286,14 @@ class Trainer(ExitStack):
     def __init__(
         self,
         jobs: Sequence[Job],
-        digits: DigitSet,
+        data: Dataset,
         device: torch.device,
         at_once: int,
         again: bool,
         watcher: Watcher,
     ) -> None:
         super().__init__()
-        self.digits, self.device, self.at_once, self.again = digits, device, at_once, again
+        self.data, self.device, self.at_once, self.again = data, device, at_once, again
         self.watcher = watcher
         self.waiting, self.under_way = deque(jobs), list[Training]()
         self.records, self.busy = list[Record](), list[Job]()
@@ -329,7 +324,7 @@ class Trainer(ExitStack):
                 lock.release()
                 return
         self.locks[job.record] = lock
-        self.under_way.append(Training(job, self.digits, self.device))
+        self.under_way.append(Training(job, self.data, self.device))
         self.together = None
         self.watcher.began(self.under_way[-1])
 

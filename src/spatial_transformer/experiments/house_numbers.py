@@ -13,8 +13,8 @@ Where the text leaves a choice:
 
 - Dropout "for all layers except the first convolutional layer and localisation networks" is of what a layer
   gives, once it is pooled, and once it is transformed: localisers see maps in which nothing is missing.
-- A transformer's output is as large as its input, with zeros where it looks beyond it. Images are to come
-  with their mean taken out, therefore.
+- A transformer's output is as large as its input, with zeros where it looks beyond it. Images come with their
+  mean taken out, therefore (``normalised``), each with its own, as Goodfellow et al. 2013 have it.
 - "Randomly" is normally, with the spread that keeps signals as strong as they are through eleven layers, in
   training (``started``). Localisers start as those of Table 1 do.
 - The loss is the mean of five (``losses``).
@@ -25,7 +25,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Literal, TypeVar, overload
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from ..families import Affine
 from ..localisers import ConvLocaliser, DenseLocaliser
-from ..module import SpatialTransformer, param_groups
+from ..module import SpatialTransformer
 from . import networks
 from .data.random_numbers import BITS, RandomNumbers
 from .data.svhn import DIGITS, NULL
@@ -46,8 +46,7 @@ POOLED = (0, 2, 4, 6)  # convolutions that are followed by max[2]
 UNITS = (3072, 3072, 3072)
 TRANSFORMERS = 4  # of ST-CNN Multi
 WITHOUT_DROPOUT = 1  # so many of the first layers
-LOCALISER_RATE = 0.1  # of the base learning rate
-WEIGHT_DECAY = 0.0005
+DEVIATION = 32.0  # of the training images' pixels, 0 to 255, from the mean of their image
 
 Localiser = ConvLocaliser | DenseLocaliser
 Weights = TypeVar("Weights", nn.Conv2d, nn.Linear)
@@ -68,15 +67,30 @@ class Network(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.places = nn.Linear(features, DIGITS * CLASSES)  # five parallel fc[11], as one product
 
-    def forward(self, image: Tensor, random: RandomNumbers | None = None) -> Tensor:
-        signal = image
+    @overload
+    def forward(
+        self, image: Tensor, random: RandomNumbers | None = None, *, return_theta: Literal[False] = False
+    ) -> Tensor: ...
+
+    @overload
+    def forward(
+        self, image: Tensor, random: RandomNumbers | None = None, *, return_theta: Literal[True]
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def forward(
+        self, image: Tensor, random: RandomNumbers | None = None, *, return_theta: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The scores, and where they are asked for the parameters of the transformers, as of ``theta``."""
+        found, signal = [image.new_zeros(len(image), 0)], image
         for number, layer in enumerate(self.layers):
             if number < len(self.transformers):
-                signal = self.transformers[number](signal)
+                signal, theta = self.transformers[number](signal, return_theta=True)
+                found.append(theta)
             if number > WITHOUT_DROPOUT:  # what comes from the layer before
                 signal = dropped(signal, random)
             signal = layer(signal)
-        return self.places(dropped(signal, random)).unflatten(1, (DIGITS, CLASSES))
+        scores = self.places(dropped(signal, random)).unflatten(1, (DIGITS, CLASSES))
+        return (scores, torch.cat(found, dim=1)) if return_theta else scores
 
     def theta(self, image: Tensor) -> Tensor:
         """The parameters of the transformers, one after another: [N, transformers * 6]"""
@@ -86,6 +100,12 @@ class Network(nn.Module):
             found.append(theta)
             signal = layer(signal)
         return torch.cat(found, dim=1)
+
+
+def normalised(pixels: Tensor) -> Tensor:
+    """Images as networks take them, out of pixels from 0 to 255: each less its mean, over ``DEVIATION``."""
+    pixels = pixels.to(torch.float32)
+    return (pixels - pixels.mean((1, 2, 3), keepdim=True)) / DEVIATION
 
 
 def build(
@@ -203,9 +223,3 @@ def multiplied_out(theta: Tensor) -> Tensor:
     each = theta.reshape(len(theta), theta.shape[1] // family.num_params, family.num_params).unbind(1)
     none = family.identity(dtype=theta.dtype, device=theta.device).expand(len(theta), -1)
     return family.matrix(functools.reduce(family.compose, each, none))
-
-
-def parameter_groups(network: Network, rate: float) -> list[dict[str, Any]]:
-    """For an optimiser: localisers at a tenth of the base learning rate, and everything with weight decay."""
-    groups = param_groups(network, lr=rate, localiser_lr=LOCALISER_RATE * rate)
-    return [{**group, "weight_decay": WEIGHT_DECAY} for group in groups]

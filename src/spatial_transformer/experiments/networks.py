@@ -12,7 +12,7 @@ from ..control_points import ThinPlateSpline
 from ..families import Affine, Attention, Family, Projective
 from ..localisers import ConvLocaliser, DenseLocaliser
 from ..module import SpatialTransformer
-from .spec import CLASSES, Cell, Data, Model
+from .spec import CLASSES, Cell, Data, DigitSettings, Model
 
 MEAN, DEVIATION = 0.1307, 0.3081  # of the pixels of MNIST's training digits
 PROJECTED_MEAN, PROJECTED_DEVIATION = 0.455, 1.89  # of their volumes, summed along z
@@ -179,6 +179,7 @@ def parameters(module: nn.Module) -> int:
 
 def widest(count: Callable[[int], int], cell: Cell, spent: int) -> int:
     """The width with which a network has as nearly as can be the parameters that the settings ask for."""
+    assert isinstance(cell.settings, DigitSettings)
     wanted = cell.settings.parameters - spent
     if count(1) > wanted:
         raise ValueError(

@@ -27,7 +27,7 @@ from .data.fixed_sets import FixedSet, as_images, fixed_set
 from .extra import extra
 from .networks import family_of
 from .probes import Probe
-from .results import AS_THE_PAPER, Result, Wanted, by_cell
+from .results import Result, Wanted, as_the_paper, by_cell
 from .spec import CLASSES, Cell, Data, Experiment, Model
 
 PICTURES = ("overview", "cases", "curves", "means", "animation")
@@ -45,6 +45,7 @@ COLOURS: dict[tuple[str, int], dict[str | None, str]] = {
     ("FCN", 1): {None: "#a3a3a3", "affine": "#f0a848", "projective": "#e06c1f", "spline": "#a8321a"},
     ("CNN", 1): {None: "#3d3d3d", "affine": "#7ab8ea", "projective": "#2f7fc4", "spline": "#143f86"},
     ("FCN", 2): {"affine": "#79c285", "projective": "#2f9347", "spline": "#12572b"},
+    ("CNN", 4): {"affine": "#143f86"},
 }
 
 
@@ -72,8 +73,8 @@ class Trained(NamedTuple):
     def footer(self) -> str:
         record = self.result.record
         error = "failed" if record.error is None else f"test error {record.error:.2f} %"
-        as_the_paper = self.cell.paper is not None and AS_THE_PAPER.counts(self.result)
-        paper = f" (the paper's {self.cell.paper:.1f} %)" if as_the_paper else ""
+        compared = self.cell.paper is not None and as_the_paper(self.cell).counts(self.result)
+        paper = f" (the paper's {self.cell.paper:.1f} %)" if compared else ""
         return f"{record.digits} {self.cell.name}, seed {record.seed}, {record.steps:,} steps: {error}{paper}"
 
 
@@ -101,10 +102,12 @@ def draw(
     data_dir: Path | None = None,
     say: Say = say,
     of_images: ImagePictures | None = None,
+    load: Callable[[Wanted, Path | None], Any] | None = None,
 ) -> Iterator[Path]:
     """Makes all pictures of some cells that can be made, and gives where they are, one after the other.
 
     of_images: what makes those that show test images; ``draw_images`` if None.
+    load: finds the data that it is given; ``loaded`` if None.
     """
     found = by_cell(one for one in results if wanted.counts(one) and seed in (None, one.record.seed))
     having = [cell for cell in cells if cell.name in found]
@@ -121,8 +124,8 @@ def draw(
     others = [picture for picture in PICTURES if picture in only and picture != "curves"]
     kept = [one for cell in having if others and (one := opened(cell, found[cell.name], say))]
     if kept:
-        make = of_images or draw_images
-        yield from make(kept, found, others, folder, loaded(wanted, data_dir), experiment.title)
+        make, given = of_images or draw_images, (load or loaded)(wanted, data_dir)
+        yield from make(kept, found, others, folder, given, experiment.title)
     elif others and "curves" not in only:
         if not any(cell.model.transformer for cell in having):
             names = ", ".join(cell.name for cell in having)
@@ -130,9 +133,9 @@ def draw(
         raise PictureError(f"there are records but no probes: `stn train {experiment.name}` makes both")
 
 
-# Trained cells, all results by cell, which pictures, the folder, the digits, the experiment's title.
+# Trained cells, all results by cell, which pictures, the folder, the data, the experiment's title.
 ImagePictures = Callable[
-    [Sequence[Trained], dict[str, list[Result]], Collection[str], Path, DigitSet, str], Iterator[Path]
+    [Sequence[Trained], dict[str, list[Result]], Collection[str], Path, Any, str], Iterator[Path]
 ]
 
 
@@ -169,7 +172,7 @@ def draw_images(
         yield path
 
 
-def cases_alone(what: str, picture: Callable[[Trained, DigitSet, Base], Any]) -> ImagePictures:
+def cases_alone(what: str, picture: Callable[[Trained, Any, Base], Any]) -> ImagePictures:
     """Makes pictures of cases; of others it says that there are none."""
 
     def draw_images(
@@ -177,14 +180,14 @@ def cases_alone(what: str, picture: Callable[[Trained, DigitSet, Base], Any]) ->
         found: dict[str, list[Result]],
         pictures: Collection[str],
         folder: Path,
-        digits: DigitSet,
+        data: Any,
         title: str,
     ) -> Iterator[Path]:
         if "cases" not in pictures:
             raise PictureError(f"there are cases and curves of {what}, no {', '.join(pictures)}")
         for one in kept:
             path = folder / f"{file_name(one.cell)}-cases.png"
-            save(picture(one, digits, base_of(one, found)), path)
+            save(picture(one, data, base_of(one, found)), path)
             yield path
 
     return draw_images

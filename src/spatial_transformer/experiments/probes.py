@@ -24,7 +24,7 @@ MOMENTS = 48  # how often
 class Probe(NamedTuple):
     """Arrays of numpy; without a transformer a theta has no numbers, and there are no moments."""
 
-    predictions: Any  # uint8 [test images], of the final weights
+    predictions: Any  # uint8 [test images], or [test images, places], of the final weights
     theta: Any  # float16 [SHOWN at most, family.num_params], of the final weights
     steps: Any  # int64 [moments]: how many steps the weights had been moved for
     thetas: Any  # float16 [moments, WATCHED at most, family.num_params]
@@ -73,7 +73,7 @@ def read(path: Path) -> Probe:
         with np.load(path, allow_pickle=False) as arrays:
             probe = Probe(**{name: arrays[name] for name in Probe._fields})
         dimensions = [array.ndim for array in probe]
-        if dimensions != [1, 2, 1, 3]:
+        if dimensions not in ([1, 2, 1, 3], [2, 2, 1, 3]):
             raise ValueError(f"its arrays have {dimensions} dimensions")
         if len(probe.steps) != len(probe.thetas):
             raise ValueError(f"{len(probe.steps)} moments, but thetas of {len(probe.thetas)}")

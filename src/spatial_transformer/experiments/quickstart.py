@@ -15,15 +15,15 @@ from .data import mnist, uci_digits
 from .data.places import VARIABLE
 from .display import display, duration
 from .interrupts import asked_to_stop
-from .spec import Settings
+from .spec import DigitSettings
 from .training import FAILED, INTERRUPTED, UNFINISHED, jobs_of
 
 EXPERIMENT, KIND, WITHOUT, WITH = "distorted-mnist", "RTS", "FCN", "ST-FCN affine"
 
 # Short of the paper's schedule, but where the difference is plain: by the digits at hand.
 SETTINGS = {
-    mnist.NAME: Settings(steps=9000, batch=128),
-    uci_digits.NAME: Settings(steps=6000, batch=128, learning_rate=0.02),
+    mnist.NAME: DigitSettings(steps=9000, batch=128),
+    uci_digits.NAME: DigitSettings(steps=6000, batch=128, learning_rate=0.02),
 }
 
 

@@ -41,7 +41,7 @@ class Record:
     reason: str | None  # why it failed
     error: float | None  # percent of the fixed test set, of the final weights; None where there are none
     paper: float | None  # the paper's
-    digits: str  # which digits: "MNIST", or what stood in for it
+    digits: str  # the data: "MNIST", or what stood in for it, "SVHN" and so on
     steps: int
     seconds: float
     device: str

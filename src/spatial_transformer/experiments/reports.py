@@ -12,6 +12,7 @@ from . import (
     catalogue,
     pictures,
     pictures_of_boxes,
+    pictures_of_house_numbers,
     pictures_of_pairs,
     pictures_of_volumes,
     results,
@@ -28,6 +29,12 @@ OF_IMAGES: dict[str, pictures.ImagePictures] = {
     "addition": pictures_of_pairs.draw_images,
     "volumes": pictures_of_volumes.draw_images,
 }
+# By task, what has its PICTURES and its draw().
+DRAWN_BY: dict[str, Any] = {
+    "digits": pictures,
+    "colocalisation": pictures_of_boxes,
+    "house numbers": pictures_of_house_numbers,
+}
 DIGITS = {"mnist": mnist.NAME, "packaged": uci_digits.NAME}
 
 
@@ -40,7 +47,7 @@ def add(commands: Any) -> None:
         parser.add_argument("experiment", choices=catalogue.EXPERIMENTS, metavar="EXPERIMENT", help=names)
         parser.add_argument("--results", type=Path, default=Path("results"), help="where the records are")
         parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="of runs with these changed")
-        parser.add_argument("--digits", choices=DIGITS, default="mnist", help="of runs on these (mnist)")
+        parser.add_argument("--digits", choices=DIGITS, help="of runs on these (mnist)")
     table.add_argument("--brief", action="store_true", help="the table alone")
     table.add_argument("--all", action="store_true", help="every run in a list, whatever its settings")
     table.add_argument("--out", type=Path, metavar="FILE.md", help="also written here, or in its place there")
@@ -51,7 +58,7 @@ def add(commands: Any) -> None:
         "--only",
         action="append",
         default=[],
-        choices=dict.fromkeys((*pictures.PICTURES, *pictures_of_boxes.PICTURES)),
+        choices=dict.fromkeys(name for each in DRAWN_BY.values() for name in each.PICTURES),
         help="only this; can be repeated",
     )
     draw.add_argument("--out", type=Path, default=Path("pictures"), help="the folder to write to")
@@ -66,10 +73,13 @@ def run(given: argparse.Namespace) -> int:
     return {"table": table, "draw": draw}[given.command](experiment, found, wanted, given)
 
 
-def asked(experiment: Experiment, given: Sequence[str], digits: str) -> Wanted:
+def asked(experiment: Experiment, given: Sequence[str], digits: str | None) -> Wanted:
     """Settings and digits as the command line has them."""
+    if digits is not None and experiment.task.data not in DIGITS.values():
+        raise ValueError(f"{experiment.name} is of {experiment.task.data}, and has no --digits {digits}")
+    data = experiment.task.data if digits is None else DIGITS[digits]
     settings = experiment.settings.changed(catalogue.assignments(given))
-    return Wanted(results.changed(vars(settings), experiment.settings), DIGITS[digits])
+    return Wanted(results.changed(vars(settings), experiment.settings), data)
 
 
 def table(
@@ -87,13 +97,10 @@ def draw(
     experiment: Experiment, found: list[results.Result], wanted: Wanted, given: argparse.Namespace
 ) -> int:
     cells = catalogue.chosen(experiment, given.model, given.data)
-    known: tuple[str, ...]
-    draw: Any
-    if cells[0].model.digit is not None:
-        known, draw = pictures_of_boxes.PICTURES, pictures_of_boxes.draw
-    else:
-        known = pictures.PICTURES
-        draw = functools.partial(pictures.draw, of_images=OF_IMAGES.get(experiment.name))
+    by = DRAWN_BY[experiment.task.name]
+    known, draw = by.PICTURES, by.draw
+    if by is pictures:
+        draw = functools.partial(draw, of_images=OF_IMAGES.get(experiment.name))
     if unknown := set(given.only) - set(known):
         raise ValueError(f"{experiment.name} has {', '.join(known)}, got --only {min(unknown)}")
     made = draw(

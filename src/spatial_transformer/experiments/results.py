@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import records
-from .data import mnist
+from .data import uci_digits
 from .records import Record, RecordError
-from .spec import Experiment, Settings
+from .spec import Cell, Experiment, Settings
 
 
 class Result(NamedTuple):
@@ -22,7 +22,7 @@ class Result(NamedTuple):
 
     @property
     def digits(self) -> str:
-        """Which digits; "MNIST, 10,000 held out" are MNIST, and a changed setting."""
+        """Which data; "MNIST, 10,000 held out" are MNIST, and a changed setting."""
         return self.record.digits.split(",")[0]
 
 
@@ -39,10 +39,12 @@ class Wanted(NamedTuple):
     def options(self) -> str:
         """As they are given on the command line, a space before each."""
         settings = f" {assigned(self.changed)}" if self.changed else ""
-        return settings + (" --digits packaged" if self.digits != mnist.NAME else "")
+        return settings + (" --digits packaged" if self.digits == uci_digits.NAME else "")
 
 
-AS_THE_PAPER = Wanted({}, mnist.NAME)  # what stands beside its numbers
+def as_the_paper(of: Experiment | Cell) -> Wanted:
+    """What stands beside the paper's numbers."""
+    return Wanted({}, of.task.data)
 
 
 def assigned(changed: Mapping[str, Any]) -> str:

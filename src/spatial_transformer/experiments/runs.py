@@ -7,14 +7,16 @@ same cell and seed that is loaded with it goes on, bit for bit on the CPU, as if
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..module import param_groups
 from . import measures, networks
 from .data.clutter import below
 from .data.digits import Digits, DigitSet
@@ -37,34 +39,100 @@ class Tested(NamedTuple):
     """What the present weights make of the fixed test set."""
 
     error: float  # percent
-    predictions: Tensor  # int64 [test images]
+    predictions: Tensor  # int64 [test images]; of answers in several places [test images, places]
     theta: Tensor  # [test images, transformers * family.num_params]; without a transformer [test images, 0]
     measures: dict[str, float]  # what else the experiment asks for
 
 
-class Run:
-    """A cell and a seed on a device."""
+class Descent:
+    """A network under stochastic gradient descent with momentum: what such runs have in common.
 
-    def __init__(self, cell: Cell, seed: int, digits: DigitSet, device: torch.device | str) -> None:
+    build: makes the network, out of torch's random numbers.
+    localiser_rate: of the base learning rate, for localisers.
+    decay: of the weights, all of them.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        seed: int,
+        device: torch.device | str,
+        build: Callable[[], nn.Module],
+        *,
+        localiser_rate: float = 1.0,
+        decay: float = 0.0,
+    ) -> None:
         self.cell, self.seed, self.device = cell, seed, torch.device(device)
-        self.digits = held_out(digits, cell.settings.held_out)
         with torch.random.fork_rng(devices=[]):  # the same weights on every device
             torch.manual_seed(seed)
-            self.network = networks.build(cell)
+            self.network: Any = build()
         self.network.to(self.device)
         self.mixed = self.device.type == "cuda" and cell.settings.precision == "mixed"
-        self.trained = fast(self.network) if self.mixed else self.network  # of the same parameters
         self.parameters = list(self.network.parameters())
         self.weights = joined(self.parameters)
         self.velocity = torch.zeros_like(self.weights)
+        self.stretches = stretches(self.network) if localiser_rate != 1 else [(slice(None), False)]
+        self.localiser_rate = torch.tensor(localiser_rate, device=self.device)
+        self.decay = decay
         self.rate = torch.zeros((), device=self.device)
         # Of losses and of wrong answers, since the last ``means``.
         self.sums = torch.zeros(2, device=self.device)
         self.random = RandomNumbers(seed * STREAM, device=self.device)
+        self.step_number = 0
+
+    @torch.no_grad()
+    def move(self, gradients: Sequence[Tensor]) -> None:
+        """The weights, down the gradients of the parameters."""
+        gradient = torch.cat([part.reshape(-1) for part in gradients])
+        if self.decay:
+            gradient.add_(self.weights, alpha=self.decay)
+        torch.add(gradient, self.velocity, alpha=self.cell.settings.momentum, out=self.velocity)
+        for stretch, localises in self.stretches:
+            rate = self.rate * self.localiser_rate if localises else self.rate
+            self.weights[stretch].addcmul_(self.velocity[stretch], rate, value=-1)
+
+    def means(self, steps: int) -> tuple[float, float]:
+        """The loss and the error in percent, over so many steps since this was last asked."""
+        loss, wrong = (self.sums / steps).tolist()
+        self.sums.zero_()
+        return loss, 100 * wrong
+
+    def set_rate(self) -> None:
+        """The learning rate of the steps that follow; in place, so that a captured step takes it."""
+        self.rate.fill_(self.cell.settings.rate(self.step_number))
+
+    def state(self) -> State:
+        named = {f"network.{name}": value for name, value in self.network.state_dict().items()}
+        tensors = {**named, "velocity": self.velocity, "sums": self.sums}
+        return State(
+            {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()},
+            {"step": self.step_number, "drawn": self.random.state()},
+        )
+
+    def load(self, state: State) -> None:
+        """Goes on from a state; in place, so that a captured step does too."""
+        tensors = dict(state.tensors)
+        with torch.no_grad():
+            self.velocity.copy_(tensors.pop("velocity"))
+            self.sums.copy_(tensors.pop("sums"))
+            self.network.load_state_dict(
+                {name.removeprefix("network."): value for name, value in tensors.items()}
+            )
+        self.random.set_state(state.numbers["drawn"])
+        self.step_number = state.numbers["step"]
+
+
+class Run(Descent):
+    """A cell of distorted digits and a seed on a device."""
+
+    def __init__(self, cell: Cell, seed: int, digits: DigitSet, device: torch.device | str) -> None:
+        super().__init__(cell, seed, device, lambda: networks.build(cell))
+        self.digits = held_out(digits, cell.settings.held_out)
+        self.trained_on = self.digits.name
+        self.trained = fast(self.network) if self.mixed else self.network  # of the same parameters
         self.images = as_images(self.digits.train.images, self.device)
         self.labels = self.digits.train.labels.to(self.device)
         self.distortion = KINDS[cell.data.kind](self.images[:, 0])
-        self.step_number = 0
 
     def step(self) -> None:
         """One batch, and the weights moved."""
@@ -77,21 +145,9 @@ class Run:
             scores = self.trained(images)
             loss = F.cross_entropy(scores, labels)
             gradients = torch.autograd.grad(loss, self.parameters)
+        self.move(gradients)
         with torch.no_grad():
-            gradient = torch.cat([part.reshape(-1) for part in gradients])
-            torch.add(gradient, self.velocity, alpha=settings.momentum, out=self.velocity)
-            self.weights.addcmul_(self.velocity, self.rate, value=-1)
             self.sums += torch.stack([loss.detach(), (scores.argmax(1) != labels).sum() / settings.batch])
-
-    def means(self, steps: int) -> tuple[float, float]:
-        """The loss and the error in percent, over so many steps since this was last asked."""
-        loss, wrong = (self.sums / steps).tolist()
-        self.sums.zero_()
-        return loss, 100 * wrong
-
-    def set_rate(self) -> None:
-        """The learning rate of the steps that follow; in place, so that a captured step takes it."""
-        self.rate.fill_(self.cell.settings.rate(self.step_number))
 
     @torch.no_grad()
     def tested(self) -> Tested:
@@ -116,27 +172,8 @@ class Run:
     def theta(self, images: Tensor) -> Tensor:
         """The present transforms of some images. [N, transformers * family.num_params]"""
         with tensor_cores(False):
-            return self.network.theta(images)
-
-    def state(self) -> State:
-        named = {f"network.{name}": value for name, value in self.network.state_dict().items()}
-        tensors = {**named, "velocity": self.velocity, "sums": self.sums}
-        return State(
-            {name: value.detach().cpu().clone() for name, value in tensors.items()},
-            {"step": self.step_number, "drawn": self.random.state()},
-        )
-
-    def load(self, state: State) -> None:
-        """Goes on from a state; in place, so that a captured step does too."""
-        tensors = dict(state.tensors)
-        with torch.no_grad():
-            self.velocity.copy_(tensors.pop("velocity"))
-            self.sums.copy_(tensors.pop("sums"))
-            self.network.load_state_dict(
-                {name.removeprefix("network."): value for name, value in tensors.items()}
-            )
-        self.random.set_state(state.numbers["drawn"])
-        self.step_number = state.numbers["step"]
+            theta: Tensor = self.network.theta(images)
+        return theta
 
 
 @contextmanager
@@ -162,6 +199,18 @@ def joined(parameters: list[Any]) -> Tensor:
         parameter.data = flat[start : start + parameter.numel()].view_as(parameter)
         start += parameter.numel()
     return flat
+
+
+def stretches(network: nn.Module) -> list[tuple[slice, bool]]:
+    """Parts of the parameters laid out one behind another, and whether each is of localisers."""
+    groups = param_groups(network, lr=0.0, localiser_lr=1.0)
+    localises = {parameter: bool(group["lr"]) for group in groups for parameter in group["params"]}
+    found, start = [], 0
+    for which, some in itertools.groupby(network.parameters(), key=localises.__getitem__):
+        end = start + sum(parameter.numel() for parameter in some)
+        found.append((slice(start, end), which))
+        start = end
+    return found
 
 
 def held_out(digits: DigitSet, count: int) -> DigitSet:

@@ -7,10 +7,23 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 PRECISIONS = ("mixed", "float32")
 CLASSES = 10  # of digits
+
+
+@dataclass(frozen=True)
+class Task:
+    """What an experiment does. ``tasks`` has, by its name, how its data are loaded and what trains a cell."""
+
+    name: str
+    data: str  # what the paper trains on, as records name it
+    stuck: float | None = None  # percent: more than that is wrong where a network has learnt nothing
+
+
+# A network that answers at random is wrong in 90 of 100 cases.
+DIGITS = Task("digits", "MNIST", stuck=85.0)
 
 
 @dataclass(frozen=True)
@@ -26,9 +39,9 @@ class Model:
 
 @dataclass(frozen=True)
 class Data:
-    """A column of a table: a kind of distorted digits, and what a transformer makes of them."""
+    """A column of a table: a kind of images, and what a transformer makes of them."""
 
-    kind: str  # of ``data.fixed_sets.KINDS``
+    kind: str  # of ``data.fixed_sets.KINDS``, where they are distorted digits
     size: int  # pixels of an image along each axis
     shown: int  # pixels that a transformer gives
     pooling: int = 1  # average pooling of what it gives, before the classification network
@@ -39,7 +52,11 @@ class Data:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a cell is trained. Each of these can be given on the command line."""
+    """How a cell is trained: what all experiments have, and each adds to as a class of its own.
+
+    Each setting has a default of its type, a whole number, a number or a text, and can be given on the
+    command line.
+    """
 
     steps: int = 150_000
     batch: int = 256
@@ -47,13 +64,12 @@ class Settings:
     stages: int = 3  # of equal length, each but the first with a learning rate divided by ``drop``
     drop: float = 10.0
     momentum: float = 0.9
-    parameters: int = 400_000  # that a network has, as nearly as its widths allow
-    held_out: int = 0  # training digits not trained on, and tested on in the place of the test digits
+    held_out: int = 0  # training images not trained on, and tested on in the place of the test images
     curve: int = 300  # points of the curve
     precision: str = "mixed"  # on a GPU products take rounded operands; "float32": as on the CPU
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "stages", "parameters", "curve"):
+        for name in ("steps", "batch", "stages", "curve"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("learning_rate", "drop"):
@@ -70,7 +86,11 @@ class Settings:
         """The learning rate of a step, counted from 0."""
         return self.learning_rate / self.drop ** (step * self.stages // self.steps)
 
-    def changed(self, given: Mapping[str, str]) -> Settings:
+    def turns(self) -> set[int]:
+        """The steps from which on something is learnt at another rate; and the last."""
+        return {-(-stage * self.steps // self.stages) for stage in range(1, self.stages + 1)}
+
+    def changed(self, given: Mapping[str, str]) -> Self:
         """With some of them given as text."""
         known = {field.name: field for field in dataclasses.fields(self)}
         values: dict[str, Any] = {}
@@ -89,6 +109,18 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class DigitSettings(Settings):
+    """How networks that see single digits are trained."""
+
+    parameters: int = 400_000  # that a network has, as nearly as its widths allow
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.parameters < 1:
+            raise ValueError(f"parameters must be at least 1, got {self.parameters}")
+
+
+@dataclass(frozen=True)
 class Cell:
     """One number of a table."""
 
@@ -97,6 +129,7 @@ class Cell:
     data: Data
     settings: Settings
     paper: float | None  # the paper's error in percent
+    task: Task = DIGITS
 
     @property
     def name(self) -> str:
@@ -122,16 +155,21 @@ class Experiment:
     data: tuple[Data, ...]  # its columns
     paper: Mapping[str, float]  # the paper's error in percent, by the name of the cell
     departures: tuple[str, ...]  # what the paper leaves open or has otherwise, a sentence each
-    settings: Settings = Settings()
+    task: Task = DIGITS
+    settings: Settings = DigitSettings()
     claims: tuple[Claim, ...] = ()
     prints: str = "error"  # what its table has, in percent; "accuracy": 100 less the error
     # What is measured of the test set besides the error (``measures``): its name in records -> what it says.
     measures: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # Errors that the paper's table has of others: who -> one for each column, None where there is none.
+    quoted: Mapping[str, tuple[float | None, ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def cells(self) -> list[Cell]:
         return [
-            Cell(self.name, model, data, self.settings, self.paper.get(f"{data.kind}/{model.name}"))
+            Cell(
+                self.name, model, data, self.settings, self.paper.get(f"{data.kind}/{model.name}"), self.task
+            )
             for data in self.data
             for model in self.models
         ]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .data.fetch import in_one_step
-from .results import AS_THE_PAPER, Result, Wanted, assigned, by_cell
+from .results import Result, Wanted, as_the_paper, assigned, by_cell
 from .spec import Cell, Claim, Experiment
 
 NONE = "-"
@@ -49,14 +49,18 @@ def summary(results: Iterable[Result]) -> Summary:
 
 
 def table(
-    experiment: Experiment, results: Sequence[Result], wanted: Wanted = AS_THE_PAPER, *, brief: bool = False
+    experiment: Experiment, results: Sequence[Result], wanted: Wanted | None = None, *, brief: bool = False
 ) -> str:
-    """Markdown: the table, and unless it is to be brief what stands behind it."""
+    """Markdown: the table, and unless it is to be brief what stands behind it.
+
+    wanted: which records count; if None those that stand beside the paper's numbers.
+    """
+    wanted = wanted or as_the_paper(experiment)
     counted = [result for result in results if wanted.counts(result)]
     cells = {name: summary(found) for name, found in by_cell(counted).items()}
     legend = LEGENDS[experiment.prints] if experiment.paper else LEGEND_ALONE
     parts = ["\n".join(grid(experiment, cells)), legend]
-    if wanted != AS_THE_PAPER:
+    if wanted != as_the_paper(experiment):
         parts.insert(0, f"**Not the paper's settings or digits:{wanted.options}.**")
     if not brief:
         means = {name: found.mean for name, found in cells.items() if found.mean is not None}
@@ -99,7 +103,14 @@ def grid(experiment: Experiment, cells: Mapping[str, Summary]) -> list[str]:
         ]
         for model in experiment.models
     ]
-    return rows(["model", *(data.kind for data in experiment.data)], lines)
+    quoted = [
+        [
+            f"{who}, quoted",
+            *(NONE if error is None else f"/ {printed(error, experiment.prints):.1f}" for error in errors),
+        ]
+        for who, errors in experiment.quoted.items()
+    ]
+    return rows(["model", *(data.kind for data in experiment.data)], quoted + lines)
 
 
 def names_of(experiment: Experiment, model: str) -> list[str]:

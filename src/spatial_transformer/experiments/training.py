@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import math
 import re
+import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,30 +14,27 @@ from typing import Any
 
 import torch
 
-from . import cluster, engine, records, results
+from . import cluster, engine, records, results, tasks
 from .catalogue import EXPERIMENTS, assignments, chosen
-from .data import mnist, uci_digits
 from .data.commands import count
-from .data.digits import DigitSet
 from .data.places import VARIABLE
 from .display import display
 from .interrupts import asked_to_stop
-from .spec import Cell, Settings
+from .spec import Cell
+from .tasks import Dataset
 
 FAILED, UNFINISHED, INTERRUPTED = 1, 3, 130  # exit statuses
-CELLS_ON_A_GPU = 64  # at once, at most
 
 
 def add(commands: Any) -> None:
     """Adds ``train`` to the commands of ``stn``."""
-    known = ", ".join(f"{field.name}={field.default}" for field in dataclasses.fields(Settings))
     parser = commands.add_parser(
         "train",
         help="train the cells of an experiment that have no record",
         description="Trains the cells of an experiment that have no record, each from its checkpoint on. "
         "Ctrl-C stops after the step in hand; the same command goes on.",
-        epilog=f"Settings and what they are if not given: {known}. Exit status: 0 all is done, {FAILED} a "
-        f"run failed, {UNFINISHED} time was up or another process is at it, {INTERRUPTED} interrupted.",
+        epilog=epilog(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("experiment", choices=EXPERIMENTS, metavar="EXPERIMENT", help=", ".join(EXPERIMENTS))
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="a setting to change")
@@ -44,12 +42,14 @@ def add(commands: Any) -> None:
     parser.add_argument("--data", action="append", default=[], help="only this column; can be repeated")
     parser.add_argument("--seed", type=seeds, default=[0], help="such as 0 or 0,1,2 (0 if not given)")
     parser.add_argument(
-        "--digits", choices=DIGITS, default="auto", help="auto: MNIST, else the packaged ones"
+        "--digits", choices=tasks.NAMES, default=tasks.AUTO, help="auto: MNIST, else the packaged ones"
     )
     parser.add_argument(
         "--device", default="auto", help="auto (a GPU if there is one), cpu, cuda, cuda:1 ..."
     )
-    parser.add_argument("--at-once", type=count, help="cells side by side (a GPU: all; the CPU: one)")
+    parser.add_argument(
+        "--at-once", type=count, help="cells side by side (a GPU: all small ones; the CPU: one)"
+    )
     parser.add_argument(
         "--ray",
         nargs="?",
@@ -68,8 +68,20 @@ def add(commands: Any) -> None:
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the records")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of checkpoints and weights")
     parser.add_argument(
-        "--data-dir", type=Path, help=f"look for MNIST here, before ${VARIABLE} and the cache"
+        "--data-dir", type=Path, help=f"look for the data here, before ${VARIABLE} and the cache"
     )
+
+
+def epilog() -> str:
+    """What there is to set, by experiment, and what exit statuses mean."""
+    lines = ["settings and what they are if not given:"]
+    for experiment in EXPERIMENTS.values():
+        known = ", ".join(f"{name}={value}" for name, value in vars(experiment.settings).items())
+        lines += textwrap.wrap(
+            f"{experiment.name}: {known}", 100, initial_indent="  ", subsequent_indent="    "
+        )
+    statuses = f"0 all is done, {FAILED} a run failed, {UNFINISHED} time was up or another process is at it"
+    return "\n".join([*lines, "", f"exit status: {statuses}, {INTERRUPTED} interrupted"])
 
 
 def run(given: argparse.Namespace) -> int:
@@ -80,21 +92,22 @@ def run(given: argparse.Namespace) -> int:
     cells = [
         dataclasses.replace(cell, settings=settings) for cell in chosen(experiment, given.model, given.data)
     ]
-    digits = DIGITS[given.digits](given.data_dir)
-    jobs = wanted(cells, digits, given)
+    data = tasks.loaded(cells[0], given.digits, given.data_dir)
+    jobs = wanted(cells, data, given)
     if not jobs:
         print("every cell has its record; `stn table` shows them")
         return 0
     limits = {"deadline": deadline, "save_every": given.save_every, "again": given.again}
     with asked_to_stop() as stop:
         if given.ray is not None:
-            outcome = cluster.train(jobs, digits, given.ray, gpu_share=given.gpu_share, stop=stop, **limits)
+            outcome = cluster.train(jobs, data, given.ray, gpu_share=given.gpu_share, stop=stop, **limits)
         else:
             device = device_of(given.device)
-            at_once = given.at_once or (CELLS_ON_A_GPU if device.type == "cuda" else 1)
+            on_a_gpu = tasks.TASKS[experiment.task.name].cells_on_a_gpu
+            at_once = given.at_once or (on_a_gpu if device.type == "cuda" else 1)
             with display(len(jobs)) as watcher:
                 outcome = engine.train(
-                    jobs, digits, device, at_once=at_once, stop=stop, watcher=watcher, **limits
+                    jobs, data, device, at_once=at_once, stop=stop, watcher=watcher, **limits
                 )
         interrupted = stop()
     for job in outcome.busy:
@@ -108,32 +121,24 @@ def run(given: argparse.Namespace) -> int:
     return FAILED if any(record.status == "failed" for record in outcome.records) else 0
 
 
-def wanted(cells: Sequence[Cell], digits: DigitSet, given: argparse.Namespace) -> list[engine.Job]:
+def wanted(cells: Sequence[Cell], data: Dataset, given: argparse.Namespace) -> list[engine.Job]:
     """The jobs that have no record, or one that failed where those are wanted again."""
     found = []
-    for job in jobs_of(cells, digits, given.seed, given.results, given.runs):
+    for job in jobs_of(cells, data, given.seed, given.results, given.runs):
         if not job.record.exists() or (given.again and records.read(job.record).status == "failed"):
             found.append(job)
     return found
 
 
 def jobs_of(
-    cells: Sequence[Cell], digits: DigitSet, seeds: Sequence[int], folder: Path, runs: Path
+    cells: Sequence[Cell], data: Dataset, seeds: Sequence[int], folder: Path, runs: Path
 ) -> list[engine.Job]:
     """A job for each cell and seed; what sets these runs apart from those of the table is in their names."""
     usual = EXPERIMENTS[cells[0].experiment].settings
     changed = results.changed(dataclasses.asdict(cells[0].settings), usual)
-    if digits.name != mnist.NAME:
-        changed["digits"] = re.sub(r"\W+", "-", digits.name)
+    if data.name != cells[0].task.data:
+        changed["digits"] = re.sub(r"\W+", "-", data.name)
     return engine.jobs(cells, seeds, folder, runs, changed)
-
-
-# What to train on, by the name it is asked for.
-DIGITS: dict[str, Any] = {
-    "auto": mnist.load_or_stand_in,
-    "mnist": mnist.load,
-    "packaged": lambda data_dir: uci_digits.load(),
-}
 
 
 def device_of(name: str) -> torch.device:

@@ -142,7 +142,7 @@ CATALOGUE: dict[str, Item] = {
         find_svhn,
         None,
         verify_svhn,
-        "http://ufldl.stanford.edu/housenumbers (train.tar.gz, test.tar.gz, extra.tar.gz)",
+        f"{svhn.ORIGIN} (train.tar.gz, test.tar.gz, extra.tar.gz)",
     ),
     "birds": Item(
         "Caltech-UCSD Birds 200-2011",

@@ -19,12 +19,13 @@ An image that is missing or cannot be read is an error, as is a label that is no
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +42,8 @@ from .fetch import Say, in_one_step, say
 from .places import home, look, looked
 from .random_numbers import RandomNumbers
 
+NAME = "SVHN"
+ORIGIN = "http://ufldl.stanford.edu/housenumbers"
 SPLITS = ("train", "test", "extra")
 FOLDERS = ("svhn", "SVHN", ".")
 UNPACKED = "svhn/unpacked"
@@ -91,6 +94,25 @@ class HouseNumbers(NamedTuple):
         edge = (LOOSE - TIGHT) // 2
         return self.loose[:, :, edge:-edge, edge:-edge]
 
+    def of(self, size: int) -> Tensor:
+        """The crops of one of the two sizes. uint8 [N, 3, size, size]"""
+        return {LOOSE: self.loose, TIGHT: self.tight}[size]
+
+
+class HouseNumberSet(NamedTuple):
+    """What networks are trained and tested on, and what it is called in records."""
+
+    name: str
+    train: HouseNumbers
+    test: HouseNumbers
+    extra: Callable[[], HouseNumbers]  # loaded where it is asked for, and raises where it is not here
+
+
+def load_set(data_dir: str | Path | None = None) -> HouseNumberSet:
+    """All splits."""
+    extra = functools.partial(load, "extra", data_dir)
+    return HouseNumberSet(NAME, load("train", data_dir), load("test", data_dir), extra)
+
 
 def load(split: str, data_dir: str | Path | None = None, *, say: Say = say) -> HouseNumbers:
     """One split: parsed and cropped at the first call, from the cache at later ones.
@@ -102,7 +124,7 @@ def load(split: str, data_dir: str | Path | None = None, *, say: Say = say) -> H
     if folder is None:
         raise FileNotFoundError(
             f"SVHN's {split} is not here: no {split} or {split}.tar.gz, alone or in svhn, in "
-            f"{looked(data_dir)}"
+            f"{looked(data_dir)}; get {split}.tar.gz from {ORIGIN}"
         )
     structure = structure_file(folder)
     return cached(

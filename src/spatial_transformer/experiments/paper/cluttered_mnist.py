@@ -14,7 +14,7 @@ ST-CNN  1.7
 
 from __future__ import annotations
 
-from ..spec import Claim, Data, Experiment, Model, Settings
+from ..spec import Claim, Data, DigitSettings, Experiment, Model
 
 EXPERIMENT = Experiment(
     name="cluttered-mnist",
@@ -39,7 +39,7 @@ EXPERIMENT = Experiment(
         "the least that the text names (the ST-FCN 324).",
         "The CNN has 89 filters a layer and the ST-CNN 93; the text says 32 to 64.",
     ),
-    settings=Settings(parameters=480_000),
+    settings=DigitSettings(parameters=480_000),
     claims=(
         Claim(
             "A network with a spatial transformer errs less than its base network.",

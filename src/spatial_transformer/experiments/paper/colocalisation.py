@@ -21,7 +21,7 @@ frame is more than a half. ``stn train colocalisation``
 
 from __future__ import annotations
 
-from ..spec import Claim, Data, Experiment, Model, Settings
+from ..spec import Claim, Data, DigitSettings, Experiment, Model, Task
 
 MODELS = tuple(Model(str(digit), "CNN", "attention", digit=digit) for digit in range(10))
 
@@ -58,7 +58,8 @@ EXPERIMENT = Experiment(
         "at the one rate tried (0.03, on T), all crops end where there is nothing.",
         "The true box is the digit's 28 px frame.",
     ),
-    settings=Settings(steps=6000, batch=32, learning_rate=0.003, stages=2, parameters=54_122, curve=100),
+    task=Task("colocalisation", "MNIST"),  # boxes that are wrong are no guesses
+    settings=DigitSettings(steps=6000, batch=32, learning_rate=0.003, stages=2, parameters=54_122, curve=100),
     claims=(
         Claim(
             "Without clutter digits are localised more often than among it.",

@@ -6,7 +6,7 @@ example and gives no number.
 
 from __future__ import annotations
 
-from ..spec import Claim, Data, Experiment, Model, Settings
+from ..spec import Claim, Data, DigitSettings, Experiment, Model
 
 KIND = "3D"
 
@@ -29,7 +29,7 @@ EXPERIMENT = Experiment(
         "Weights start as PyTorch's layers do, and orthogonal in localisers.",
         "Volumes are drawn afresh for every batch.",
     ),
-    settings=Settings(steps=40_000, batch=64),
+    settings=DigitSettings(steps=40_000, batch=64),
     claims=(
         Claim(
             "A network that learns how to project a volume errs less than one that sums it up as it lies.",

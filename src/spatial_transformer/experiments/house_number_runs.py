@@ -1,0 +1,157 @@
+"""One run on house numbers (section A.5): what ``runs`` is for digits.
+
+All images are on the device, as bytes. A step draws some, moves them about where that is asked for, and takes
+their mean out; the five losses of ``house_numbers`` go back through the network, whose dropout draws from the
+run's own random numbers. On a GPU, with ``precision=mixed``, layers multiply bfloat16; weights, gradients and
+steps are float32.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..families import Affine
+from ..sampling import warp
+from . import house_numbers
+from .data.clutter import below
+from .data.random_numbers import RandomNumbers
+from .data.svhn import LOOSE, HouseNumberSet, validation_split
+from .paper.svhn import HouseNumberSettings
+from .runs import Descent, Tested, tensor_cores
+from .spec import Cell
+
+AT_ONCE = 256  # test images
+LOOKED_AT = "looked at"
+
+
+def build(cell: Cell) -> house_numbers.Network:
+    """The cell's network, freshly initialised."""
+    assert isinstance(cell.settings, HouseNumberSettings)
+    filters, units = (
+        [max(1, round(cell.settings.width * count)) for count in counts]
+        for counts in (house_numbers.FILTERS, house_numbers.UNITS)
+    )
+    return house_numbers.build(cell.model.name, cell.data.size, filters=filters, units=units)
+
+
+class HouseNumberRun(Descent):
+    """A cell of Table 2 and a seed on a device."""
+
+    def __init__(self, cell: Cell, seed: int, data: HouseNumberSet, device: torch.device | str) -> None:
+        settings = cell.settings
+        assert isinstance(settings, HouseNumberSettings)
+        super().__init__(
+            cell,
+            seed,
+            device,
+            lambda: build(cell),
+            localiser_rate=settings.localiser_rate,
+            decay=settings.weight_decay,
+        )
+        self.settings = settings
+        self.trained_on = data.name
+        train, test = data.train, data.test
+        trained, tested = torch.arange(len(train.labels)), torch.arange(len(test.labels))
+        if settings.held_out:
+            if settings.held_out >= len(train.labels):
+                raise ValueError(
+                    f"held_out must be less than the {len(train.labels):,} training images, got "
+                    f"{settings.held_out:,}"
+                )
+            self.trained_on = f"{data.name}, {settings.held_out:,} held out"
+            test, (trained, tested) = train, validation_split(len(train.labels), settings.held_out)
+        # What is moved has something beyond its borders.
+        size = LOOSE if settings.moves else cell.data.size
+        self.images, self.labels = train.of(size).to(self.device), train.labels.to(self.device)
+        if settings.extra:
+            extra = data.extra()
+            self.images = torch.cat([self.images, extra.of(size).to(self.device)])
+            self.labels = torch.cat([self.labels, extra.labels.to(self.device)])
+            trained = torch.cat([trained, torch.arange(len(train.labels), len(self.labels))])
+        # Which of these are trained on, and which test images are tested on.
+        self.train_numbers, self.test_numbers = trained.to(self.device), tested.to(self.device)
+        self.test_images = test.of(cell.data.size).to(self.device)
+        self.test_labels = test.labels.to(self.device)
+
+    def step(self) -> None:
+        """One batch, and the weights moved."""
+        places = below(len(self.train_numbers), self.random.uniform(self.settings.batch))
+        chosen = self.train_numbers[places]
+        labels = self.labels[chosen]
+        images = augmented(self.images[chosen], self.cell.data.size, self.settings, self.random)
+        if self.mixed:
+            images = images.contiguous(memory_format=torch.channels_last)
+        with tensor_cores(self.mixed):
+            # Without a cache, which would outlive the capture that filled it.
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed, cache_enabled=False):
+                scores = self.network(images, self.random)
+            loss = house_numbers.losses(scores.to(torch.float32), labels).mean()
+            gradients = torch.autograd.grad(loss, self.parameters)
+        self.move(gradients)
+        with torch.no_grad():
+            misread = house_numbers.wrong(scores, labels).to(torch.float32).mean()
+            self.sums += torch.stack([loss.detach(), misread])
+
+    def set_rate(self) -> None:
+        super().set_rate()
+        learn = self.step_number >= self.settings.localiser_start
+        self.localiser_rate.fill_(self.settings.localiser_rate if learn else 0.0)
+
+    @torch.no_grad()
+    def tested(self) -> Tested:
+        """The network put to the test images, once."""
+        parts = []
+        for numbers in self.test_numbers.split(AT_ONCE):
+            images = house_numbers.normalised(self.test_images[numbers])
+            with tensor_cores(False):
+                parts.append(self.network(images, return_theta=True))
+        scores, theta = (torch.cat(many) for many in zip(*parts, strict=True))
+        misread = int(house_numbers.wrong(scores, self.test_labels[self.test_numbers]).sum())
+        measures = {LOOKED_AT: looked_at(theta)} if theta.shape[1] else {}
+        return Tested(100 * misread / len(scores), scores.argmax(2), theta, measures)
+
+    def first_images(self, count: int) -> Tensor:
+        """The first test images, as the network takes them. [count at most, 3, size, size]"""
+        return house_numbers.normalised(self.test_images[self.test_numbers[:count]])
+
+    @torch.no_grad()
+    def theta(self, images: Tensor) -> Tensor:
+        """The present transforms of some images. [N, transformers * 6]"""
+        with tensor_cores(False):
+            theta: Tensor = self.network.theta(images)
+        return theta
+
+
+def augmented(pixels: Tensor, size: int, settings: HouseNumberSettings, random: RandomNumbers) -> Tensor:
+    """Images as a network is trained on them: uint8 [N, 3, size or LOOSE, ...] -> [N, 3, size, size].
+
+    Moved images are read off the looser crops, of which the tighter are the middle.
+    """
+    if settings.moves:
+        theta = moves(len(pixels), settings, random, of_the_whole=size / LOOSE)
+        pixels = warp(pixels.to(torch.float32), theta, Affine(), size=(size, size), padding="border")
+    images = house_numbers.normalised(pixels)
+    if settings.contrast:
+        either_way = 2 * random.uniform(len(images), 1, 1, 1) - 1
+        images = images * (settings.contrast * either_way).exp()
+    return images
+
+
+def moves(count: int, settings: HouseNumberSettings, random: RandomNumbers, *, of_the_whole: float) -> Tensor:
+    """Random theta whose crops lie about the middle, so large a part of the whole. [count, 6]"""
+    angle, *scales_and_shifts = (2 * random.uniform(5, count) - 1).unbind(0)
+    angle = angle * math.radians(settings.rotation)
+    across, down = ((settings.scaling * each).exp() * of_the_whole for each in scales_and_shifts[:2])
+    # A side is 2 in normalised coordinates.
+    right, below = (2 * settings.shift * each * of_the_whole for each in scales_and_shifts[2:])
+    cos, sin = angle.cos(), angle.sin()
+    return torch.stack([cos * across, -sin * down, right, sin * across, cos * down, below], dim=1)
+
+
+def looked_at(theta: Tensor) -> float:
+    """How much of an image transformers look at together: the area of their box, percent, the median."""
+    areas = torch.linalg.det(house_numbers.multiplied_out(theta)[:, :, :2].cpu()).abs()
+    return 100 * float(areas.median())

@@ -1,0 +1,104 @@
+"""Pictures of house numbers (the right half of Table 2): where the transformers of a network look together,
+which is their transforms multiplied out, and what they make of the image."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..families import Affine
+from ..sampling import warp
+from . import house_numbers, pictures, probes
+from .data import svhn
+from .data.svhn import NULL, HouseNumbers
+from .pictures import CASES, GRID, GROUND, INK, RIGHT, WRONG, Base, Trained
+from .results import Wanted
+
+PICTURES = ("cases", "curves")
+
+SIDE = 1.35  # inches of an image
+
+Answers = Sequence[tuple[str, Any]]  # who gave them, and the numbers, [N, 5] each
+
+
+def written(label: Any) -> str:
+    """A number as one writes it.
+
+    >>> written([1, 0, 4, 10, 10])
+    '104'
+    """
+    return "".join(str(int(digit)) for digit in label if digit != NULL)
+
+
+def cases(one: Trained, numbers: HouseNumbers, base: Base) -> Any:
+    """Numbers that the CNN misreads and the network with transformers reads, then others that it reads."""
+    if len(one.probe.predictions) != len(numbers.labels):
+        raise probes.ProbeError(
+            f"{probes.path_of(one.result.path)} is no probe of these images: it has "
+            f"{len(one.probe.predictions)} predictions, not {len(numbers.labels)}"
+        )
+    labels = numbers.labels[: len(one.probe.theta)].numpy()
+    answers = [*([base] if base else []), (one.cell.model.name, one.probe.predictions)]
+    chosen, saved = chosen_cases(labels, answers)
+    theta = torch.from_numpy(one.probe.theta[chosen].astype(np.float32))
+    made, table = looks(numbers.of(one.cell.data.size)[chosen], theta)
+    for (above, below), number in zip(table.T, chosen, strict=True):
+        above.set_title(written(labels[number]), fontsize=11, color=INK, pad=5)
+        for row, (who, given) in enumerate(answers):
+            right = (given[number] == labels[number]).all()
+            below.annotate(
+                f"{who.split()[-1]}: {written(given[number])} {'✓' if right else '✗'}",
+                (0.5, 0), (0, -4 - 14 * row), xycoords="axes fraction", textcoords="offset points",
+                ha="center", va="top", fontsize=10, color=RIGHT if right else WRONG,
+            )  # fmt: skip
+    pictures.entitle(made, pictures.cases_title(one, len(chosen), len(labels), saved, base), one.footer)
+    return made
+
+
+def chosen_cases(labels: Any, answers: Answers) -> tuple[list[int], int]:
+    """Numbers that the first misreads and the last reads, those that both read, and others; and how many of
+    the first sort there are."""
+    right = [(given[: len(labels)] == labels).all(1) for _, given in answers]
+    saved = right[-1] & ~right[0]
+    order = [*np.flatnonzero(saved), *np.flatnonzero(right[-1] & ~saved), *np.flatnonzero(~right[-1])]
+    return [int(number) for number in order[:CASES]], int(saved.sum())
+
+
+def looks(pixels: Tensor, theta: Tensor) -> tuple[Any, Any]:
+    """A figure, and its panels [2, N]: images with the box of all transforms together on them, and below
+    what is to be seen through these. pixels uint8 [N, 3, size, size], theta [N, transformers * 6]"""
+    together = house_numbers.multiplied_out(theta).flatten(1)
+    size = pixels.shape[-1]
+    made, table = pictures.panels(("input and box", "output"), len(pixels), SIDE, above=0.68, below=0.8)
+    lattices = torch.stack([pictures.lattice(Affine(), each, size) for each in together])
+    half = pictures.reach(lattices, size)
+    outputs = through(pixels, together)
+    for (above, below), before, after, lines in zip(table.T, pixels, outputs, lattices, strict=True):
+        above.set_facecolor(GROUND)
+        pictures.panel(above, before.permute(1, 2, 0))
+        pictures.draw_lines(above, lines, GRID, every=pictures.CELLS)  # a grid would hide the digits
+        pictures.zoom_out(above, size, half)
+        pictures.panel(below, after.permute(1, 2, 0))
+    return made, table
+
+
+def through(pixels: Tensor, theta: Tensor) -> Tensor:
+    """What a transformer makes of images; beyond them lies their mean. uint8 -> uint8 [N, 3, size, size]"""
+    mean = pixels.to(torch.float32).mean((1, 2, 3), keepdim=True)
+    # The reference needs no kernels to be compiled for a handful of images.
+    seen = warp(pixels - mean, theta, Affine(), impl="reference") + mean
+    return seen.round().clamp(0, 255).to(torch.uint8)
+
+
+def load(wanted: Wanted, data_dir: Path | None) -> HouseNumbers:
+    """What test images are of."""
+    return svhn.load("test", data_dir)
+
+
+draw = functools.partial(pictures.draw, of_images=pictures.cases_alone("house numbers", cases), load=load)

@@ -1,0 +1,85 @@
+"""``stn predict``: what a trained network says of one's own pictures, and where its transformers look."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import checkpoints, house_number_predictions, pictures
+from .catalogue import EXPERIMENTS
+from .checkpoints import CheckpointError, Weights
+from .extra import extra
+from .spec import Cell
+
+# A cell, its weights, pictures uint8 [3, H, W] and their names -> an answer for each, in words, and a figure
+# of where the transformers look, None where there are none. RuntimeError where the weights do not fit.
+Predicts = Callable[[Cell, Mapping[str, Tensor], Sequence[Tensor], Sequence[str]], tuple[list[str], Any]]
+
+PREDICTS: dict[str, Predicts] = {"house numbers": house_number_predictions.predict}  # by task
+
+
+def add(commands: Any) -> None:
+    """Adds ``predict`` to the commands of ``stn``."""
+    parser = commands.add_parser(
+        "predict",
+        help="what a trained network says of one's own pictures",
+        description="Prints what a trained network says of each picture, and draws where its transformers "
+        "look. A house number is to be cropped with a little around it (for a network of 64 px), or with as "
+        "much again on each side (128 px).",
+    )
+    parser.add_argument(
+        "weights", type=Path, metavar="WEIGHTS", help="that `stn train` left, runs/svhn/....safetensors"
+    )
+    parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE")
+    parser.add_argument("--out", type=Path, default=Path("predictions.png"), help="the picture to draw")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Predicts, and gives the exit status."""
+    weights = checkpoints.load_weights(given.weights)
+    try:
+        cell = cell_of(weights)
+    except (LookupError, TypeError) as error:  # by other code
+        raise CheckpointError(f"{given.weights} is of no known network: {error}") from error
+    if cell.task.name not in PREDICTS:
+        known = ", ".join(name for name, one in EXPERIMENTS.items() if one.task.name in PREDICTS)
+        raise ValueError(f"{given.weights} is of {cell.experiment}: there are predictions of {known} alone")
+    images = [opened(path) for path in given.images]
+    try:
+        names = [path.name for path in given.images]
+        answers, figure = PREDICTS[cell.task.name](cell, weights.tensors, images, names)
+    except RuntimeError as error:
+        raise CheckpointError(f"{given.weights} does not fit {cell.name}: {error}") from error
+    for path, answer in zip(given.images, answers, strict=True):
+        print(f"{path}: {answer}")
+    if figure is not None:
+        pictures.save(figure, given.out)
+        print(given.out)
+    return 0
+
+
+def cell_of(weights: Weights) -> Cell:
+    """The cell that weights are of, with the settings it was trained with."""
+    cells = {cell.name: cell for cell in EXPERIMENTS[weights.experiment].cells}
+    cell = cells[weights.cell]
+    return dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, **weights.settings))
+
+
+def opened(path: Path) -> Tensor:
+    """A picture in colour. uint8 [3, H, W]"""
+    module = extra("PIL.Image")
+    try:
+        with module.open(path) as file:
+            pixels = np.array(file.convert("RGB"))
+    except FileNotFoundError:
+        raise
+    except (OSError, SyntaxError, ValueError, module.DecompressionBombError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error  # SyntaxError is Pillow's
+    return torch.from_numpy(pixels).permute(2, 0, 1)

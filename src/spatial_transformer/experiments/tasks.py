@@ -1,0 +1,87 @@
+"""How each task is done: where its data come from, and what trains a cell of it.
+
+A new kind of experiment is a file in ``paper`` that declares it and a run that trains it, and a line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from .colocalisation import Colocalisation
+from .data import mnist, svhn, uci_digits
+from .house_number_runs import HouseNumberRun
+from .lockstep import Steps
+from .runs import Run, Tested
+from .spec import Cell
+
+AUTO = "auto"  # the data that a task takes where none are asked for
+
+
+class Dataset(Protocol):
+    """What a task trains and tests on."""
+
+    @property
+    def name(self) -> str:
+        """As records have it."""
+
+
+class Trains(Steps, Protocol):
+    """One run of one cell. What ``runs`` says of steps and states holds for all of them."""
+
+    network: Any  # nn.Module
+    trained_on: str  # the data, as records name them
+
+    def means(self, steps: int) -> tuple[float, float]:
+        """The loss and the error in percent, over so many steps since this was last asked."""
+
+    def tested(self) -> Tested: ...
+
+    def first_images(self, count: int) -> Tensor:
+        """The first test images, as ``theta`` takes them."""
+
+    def theta(self, images: Tensor) -> Tensor: ...
+
+
+class How(NamedTuple):
+    """How a task is done."""
+
+    # By the name that they are asked for, of ``--digits``; each is given the folder to look in first.
+    data: Mapping[str, Callable[[Path | None], Dataset]]
+    # A cell, a seed, the data, a device, and the folder of checkpoints.
+    run: Callable[[Cell, int, Any, torch.device, Path], Trains]
+    cells_on_a_gpu: int  # at once, if nothing else is asked for
+
+
+# A network of 400,000 parameters leaves most of a GPU idle.
+SMALL = 64
+
+MNIST: Mapping[str, Callable[[Path | None], Dataset]] = {
+    AUTO: mnist.load_or_stand_in,
+    "mnist": mnist.load,
+    "packaged": lambda data_dir: uci_digits.load(),
+}
+
+TASKS = {
+    "digits": How(MNIST, lambda cell, seed, data, device, folder: Run(cell, seed, data, device), SMALL),
+    "colocalisation": How(MNIST, Colocalisation, SMALL),
+    "house numbers": How(
+        {AUTO: svhn.load_set},
+        lambda cell, seed, data, device, folder: HouseNumberRun(cell, seed, data, device),
+        cells_on_a_gpu=1,
+    ),
+}
+
+NAMES = tuple(dict.fromkeys(name for how in TASKS.values() for name in how.data))
+
+
+def loaded(cell: Cell, name: str, data_dir: Path | None) -> Dataset:
+    """The data that a cell's task is done on, by the name that they are asked for."""
+    known = TASKS[cell.task.name].data
+    if name not in known:
+        raise ValueError(f"{cell.experiment} is of {cell.task.data}, and has no --digits {name}")
+    return known[name](data_dir)

@@ -1,0 +1,474 @@
+"""Runs on house numbers: what they train on, how they learn and go on, and from archives to a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data_files import write_numbers
+
+pytest.importorskip("filelock")
+safetensors = pytest.importorskip("safetensors.torch")
+pytest.importorskip("PIL.Image")
+
+import spatial_transformer as st  # noqa: E402
+from spatial_transformer.cli import main  # noqa: E402
+from spatial_transformer.experiments import (  # noqa: E402
+    engine,
+    house_number_runs,
+    house_numbers,
+    probes,
+    records,
+)
+from spatial_transformer.experiments.catalogue import EXPERIMENTS  # noqa: E402
+from spatial_transformer.experiments.data import svhn  # noqa: E402
+from spatial_transformer.experiments.data.random_numbers import RandomNumbers  # noqa: E402
+from spatial_transformer.experiments.house_number_runs import HouseNumberRun  # noqa: E402
+from spatial_transformer.experiments.lockstep import Lockstep  # noqa: E402
+from spatial_transformer.experiments.paper.svhn import HouseNumberSettings  # noqa: E402
+
+CPU = torch.device("cpu")
+TINY = {"width": 0.03, "batch": 4, "steps": 6, "curve": 3, "localiser_start": 0}
+MOVED = {"rotation": 10.0, "scaling": 0.15, "shift": 0.08, "contrast": 0.2}
+CELLS = {cell.name: cell for cell in EXPERIMENTS["svhn"].cells}
+
+
+@pytest.fixture(scope="module")
+def folder(one_thread, tmp_path_factory):
+    """A place with both splits."""
+    place = tmp_path_factory.mktemp("svhn")
+    write_numbers(place / "train", 24)
+    write_numbers(place / "test", 10, seed=1)
+    return place
+
+
+@pytest.fixture(scope="module")
+def numbers(folder):
+    return svhn.load_set(folder)
+
+
+@pytest.fixture(autouse=True)
+def patient(tmp_path, monkeypatch):
+    """Some steps teach next to nothing."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPATIAL_TRANSFORMER_DATA", str(tmp_path / "nothing"))
+    for name in ("svhn", "svhn-augmented"):
+        experiment = EXPERIMENTS[name]
+        task = dataclasses.replace(experiment.task, stuck=None)
+        monkeypatch.setitem(EXPERIMENTS, name, dataclasses.replace(experiment, task=task))
+
+
+def cell(name, **changes):
+    (found,) = (each for each in EXPERIMENTS["svhn"].cells if each.name == name)
+    return dataclasses.replace(found, settings=dataclasses.replace(found.settings, **TINY | changes))
+
+
+def started(name, numbers, seed=0, device="cpu", **changes):
+    run = HouseNumberRun(cell(name, **changes), seed, numbers, device)
+    run.set_rate()
+    return run
+
+
+def unlike(run):
+    """With transformers that are no identity, and another transform for each image."""
+    with torch.no_grad():
+        for transformer in run.network.transformers:
+            weight = transformer.head.weight
+            weight += torch.linspace(-0.05, 0.05, weight.numel()).view_as(weight)
+            transformer.head.bias += torch.tensor([-0.3, 0.1, 0.05, -0.1, -0.2, 0.1])
+    return run
+
+
+def pixels_entering(run):
+    """What the network is given in one step."""
+    given = []
+    hook = run.network.register_forward_pre_hook(lambda module, arguments: given.append(arguments[0]))
+    run.step()
+    hook.remove()
+    return given[0]
+
+
+# What is trained on
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_a_step_sees_the_crops_that_were_drawn(size, numbers):
+    run = started(f"{size}px/CNN", numbers)
+    images = pixels_entering(run)
+    chosen = (RandomNumbers(0).uniform(4) * 24).long()
+    wanted = {64: numbers.train.tight, 128: numbers.train.loose}[size][chosen]
+    assert torch.equal(images, house_numbers.normalised(wanted))
+    other = started(f"{size}px/CNN", numbers)
+    random = RandomNumbers(0)
+    random.uniform(4)
+    scores = other.network(images, random)
+    labels = numbers.train.labels[chosen]
+    loss, error = run.means(1)
+    assert loss == pytest.approx(house_numbers.losses(scores, labels).mean().item(), rel=1e-5)
+    assert error == 100 * house_numbers.wrong(scores, labels).float().mean().item()
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_images_that_hardly_move_are_the_crops(size, numbers):
+    settings = HouseNumberSettings(rotation=1e-6)
+    found = house_number_runs.augmented(numbers.train.loose[:5], size, settings, RandomNumbers(0))
+    wanted = house_numbers.normalised(numbers.train.of(size)[:5])
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+
+
+def test_how_images_move():
+    """Within the bounds of each setting, and up to them; about the middle; all alike at both sizes."""
+    far = {"rotation": 30.0, "scaling": 0.5, "shift": 0.2}
+    for name, most in far.items():
+        settings = HouseNumberSettings(**{name: most})
+        theta = house_number_runs.moves(4000, settings, RandomNumbers(3), of_the_whole=0.5)
+        matrix = st.Affine().matrix(theta)
+        lengths = matrix[:, :, :2].norm(dim=1) / 0.5
+        found = {
+            "rotation": torch.atan2(matrix[:, 1, 0], matrix[:, 0, 0]).rad2deg()[:, None],
+            "scaling": lengths.log(),
+            "shift": matrix[:, :, 2] / (2 * 0.5),
+        }
+        # Turned, not sheared or mirrored.
+        torch.testing.assert_close(torch.linalg.det(matrix[:, :, :2] / 0.5), lengths.prod(1))
+        for other, values in found.items():
+            low, high = values.min(0).values, values.max(0).values
+            if other == name:
+                assert (high <= most * 1.0001).all()
+                assert (low >= -most * 1.0001).all()
+                assert (high > 0.99 * most).all()
+                assert (low < -0.99 * most).all()
+            else:
+                torch.testing.assert_close(
+                    torch.stack([low, high]), torch.zeros(2, values.shape[1]), atol=1e-5, rtol=0
+                )
+    # both axes on their own
+    assert (lengths[:, 0] - lengths[:, 1]).abs().max() < 1e-5
+    scaled = house_number_runs.moves(100, HouseNumberSettings(scaling=0.5), RandomNumbers(3), of_the_whole=1)
+    assert (scaled[:, 0] - scaled[:, 4]).abs().max() > 0.3
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_what_comes_in_at_the_borders(size, numbers):
+    """Moved by half of its side to the right: 64 px are read off the looser crop, which itself goes on as it
+    ends."""
+    loose = numbers.train.loose[:1]
+
+    class Right:
+        def uniform(self, *shape):
+            return torch.full(shape, 0.5).index_fill(0, torch.tensor(3), 1.0)  # angle, scales, right, below
+
+    found = house_number_runs.augmented(loose, size, HouseNumberSettings(shift=0.5), Right())
+    if size == 64:
+        wanted = loose[:, :, 32:96, 64:128]
+    else:
+        wanted = torch.cat([loose[..., 64:], loose[..., -1:].expand(-1, -1, -1, 64)], dim=3)
+    torch.testing.assert_close(found, house_numbers.normalised(wanted), rtol=0, atol=1e-4)
+
+
+def test_contrast(numbers):
+    settings = HouseNumberSettings(contrast=0.5)
+    found = house_number_runs.augmented(numbers.train.tight, 64, settings, RandomNumbers(0))
+    factor = found.std((1, 2, 3)) / house_numbers.normalised(numbers.train.tight).std((1, 2, 3))
+    assert math.exp(-0.5) <= factor.min() < 0.8
+    assert 1.25 < factor.max() <= math.exp(0.5)
+
+
+def test_numbers_held_out_are_tested_on_and_never_trained_on(numbers):
+    run = started("64px/CNN", numbers, held_out=6, batch=200)
+    kept, held = svhn.validation_split(24, 6)
+    assert run.trained_on == "SVHN, 6 held out"
+    seen = pixels_entering(run)
+    crops = house_numbers.normalised(numbers.train.tight)
+    drawn = {next(n for n in range(24) if torch.equal(crops[n], image)) for image in seen}
+    assert drawn == set(kept.tolist())
+    with torch.no_grad():
+        wrong = house_numbers.wrong(run.network(crops[held]), numbers.train.labels[held])
+    assert run.tested().error == pytest.approx(100 * wrong.double().mean().item())
+    with pytest.raises(ValueError, match="held_out must be less than the 24 training images, got 24"):
+        started("64px/CNN", numbers, held_out=24)
+
+
+def test_extra_numbers_are_trained_on_where_they_are_asked_for(numbers, folder, tmp_path):
+    """And those held out are still of the others."""
+    write_numbers(tmp_path / "extra", 5, seed=2)
+    extra = svhn.load("extra", tmp_path)
+    given = numbers._replace(extra=lambda: extra)
+    run = started("64px/CNN", given, held_out=6, extra=1, batch=200)
+    seen = pixels_entering(run)
+    crops = house_numbers.normalised(torch.cat([numbers.train.tight, extra.tight]))
+    drawn = {next(n for n in range(29) if torch.equal(crops[n], image)) for image in seen}
+    kept, held = svhn.validation_split(24, 6)
+    assert drawn == {*kept.tolist(), *range(24, 29)}
+    assert torch.equal(run.labels[24:], extra.labels)
+    assert torch.equal(run.test_labels[run.test_numbers], numbers.train.labels[held])
+    with pytest.raises(FileNotFoundError, match="SVHN's extra is not here"):
+        started("64px/CNN", numbers, extra=1)
+
+
+# How it learns
+
+
+@pytest.mark.parametrize("name", ["64px/CNN", "64px/ST-CNN Multi"])
+def test_a_step_is_that_of_sgd(name, numbers):
+    """Against torch's own optimiser: weight decay everywhere, localisers at a tenth of the rate."""
+    run, other = (unlike(started(name, numbers)) for _ in range(2))
+    slow = [p for key, p in other.network.named_parameters() if key.startswith("transformers.")]
+    fast = [p for key, p in other.network.named_parameters() if not key.startswith("transformers.")]
+    groups = [{"params": fast}, {"params": slow, "lr": 0.001}] if slow else [{"params": fast}]
+    optimiser = torch.optim.SGD(groups, lr=0.01, momentum=0.9, weight_decay=0.0005)
+    for _ in range(3):
+        run.step()
+        chosen = (other.random.uniform(4) * 24).long()
+        images = house_numbers.normalised(numbers.train.tight[chosen])
+        optimiser.zero_grad()
+        scores = other.network(images, other.random)
+        house_numbers.losses(scores, numbers.train.labels[chosen]).mean().backward()
+        optimiser.step()
+    before = unlike(started(name, numbers)).weights
+    moved = (run.weights - before).abs()
+    torch.testing.assert_close(run.weights, other.weights, rtol=1e-5, atol=1e-7)
+    assert moved.max() > 1e-3
+
+
+def test_localisers_begin_to_learn_later(numbers, monkeypatch):
+    monkeypatch.setattr(engine.probes, "moments", lambda steps: [0, steps])
+    made = cell("64px/ST-CNN Multi", localiser_start=5, steps=9, curve=1)
+    assert engine.stops(made.settings) == [0, 2, 4, 5, 6, 8, 9]  # rates are set anew at each of these
+    run = HouseNumberRun(made, 0, numbers, "cpu")
+    heads = [each.head for each in run.network.transformers]
+    before = run.network.places.weight.clone()
+    together = Lockstep([run])
+    for steps, learn in ((5, False), (1, True)):
+        together.advance(steps)
+        assert [bool(head.weight.any()) for head in heads] == [learn] * 4
+        assert not torch.equal(run.network.places.weight, before)
+
+
+def test_a_run_learns(numbers):
+    run = started("64px/ST-CNN Single", numbers, width=0.05, batch=8)
+    losses = []
+    for _ in range(3):
+        for _ in range(10):
+            run.step()
+        losses.append(run.means(10)[0])
+    assert losses[0] > 1.5  # eleven classes at random: 2.4
+    assert losses[2] < 0.75 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("64px/CNN", {}), ("64px/ST-CNN Multi", MOVED), ("128px/ST-CNN Single", {"held_out": 5})],
+)
+def test_a_run_goes_on_bit_for_bit(name, changes, numbers):
+    whole, stopped, other = (started(name, numbers, **changes) for _ in range(3))
+    for _ in range(4):
+        whole.step()
+    for _ in range(2):
+        stopped.step()
+    stopped.step_number = 2
+    other.load(stopped.state())
+    for _ in range(2):
+        other.step()
+    assert other.step_number == 2
+    for one, another in (
+        (other.weights, whole.weights),
+        (other.velocity, whole.velocity),
+        (other.sums, whole.sums),
+    ):
+        assert torch.equal(one, another)
+    assert not torch.equal(whole.weights, stopped.weights)
+
+
+def test_two_runs_take_their_steps_together(numbers):
+    names = ["64px/CNN", "64px/ST-CNN Single"]
+    alone, together = ([started(name, numbers, seed) for seed, name in enumerate(names)] for _ in range(2))
+    Lockstep(together).advance(3)
+    for one, other in zip(alone, together, strict=True):
+        for _ in range(3):
+            one.step()
+        assert other.step_number == 3
+        assert torch.equal(one.weights, other.weights)
+
+
+# What it comes to
+
+
+@pytest.mark.parametrize("name", ["64px/CNN", "64px/ST-CNN Multi"])
+def test_the_error_is_that_of_the_test_images(name, numbers, monkeypatch):
+    monkeypatch.setattr(house_number_runs, "AT_ONCE", 4)  # the last part is smaller
+    run = unlike(started(name, numbers))
+    images = house_numbers.normalised(numbers.test.tight)
+    with torch.no_grad():
+        scores = run.network(images)
+        theta = run.network.theta(images)
+    tested = run.tested()
+    assert torch.equal(tested.predictions, scores.argmax(2))
+    assert tested.error == 100 * house_numbers.wrong(scores, numbers.test.labels).double().mean().item()
+    torch.testing.assert_close(tested.theta, theta)
+    torch.testing.assert_close(run.theta(run.first_images(3)), theta[:3])
+    assert run.first_images(99).shape == (10, 3, 64, 64)
+    if name == "64px/CNN":
+        assert tested.measures == {}
+    else:
+        corners = st.Affine().box(house_numbers.multiplied_out(theta).flatten(1))
+        across, down = corners[:, 1] - corners[:, 0], corners[:, 3] - corners[:, 0]
+        areas = (across[:, 0] * down[:, 1] - across[:, 1] * down[:, 0]).abs() / 4
+        assert tested.measures == {"looked at": pytest.approx(100 * areas.median().item(), rel=1e-4)}
+        assert set(tested.measures) == set(EXPERIMENTS["svhn"].measures)
+
+
+def archived(folder, place):
+    """The splits as they are published, and nothing else."""
+    place.mkdir()
+    for split in ("train", "test"):
+        with tarfile.open(place / f"{split}.tar.gz", "w:gz") as tar:
+            tar.add(folder / split, split)
+    return place
+
+
+def test_from_archives_to_a_table(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("h5py")
+    write_numbers(tmp_path / "made/train", 8, mat=True)
+    write_numbers(tmp_path / "made/test", 6, seed=1, mat=True)
+    place = str(archived(tmp_path / "made", tmp_path / "archives"))
+    changes = ["steps=2", "batch=2", "width=0.02", "curve=2"]
+    assert main(["train", "svhn", *changes, "--data-dir", place, "--data", "64px"]) == 0
+    said = capsys.readouterr().out
+    assert "% of SVHN wrong (the paper's: 3.6 %)" in said
+    paths = sorted(Path("results/svhn").glob("*.json"))
+    assert [path.name for path in paths] == [
+        f"64px-{model}-batch=2-curve=2-steps=2-width=0.02-seed0.json"
+        for model in ("CNN", "ST-CNN-Multi", "ST-CNN-Single")
+    ]
+    record = records.read(paths[1])
+    assert (record.experiment, record.cell, record.digits, record.paper) == (
+        "svhn", "64px/ST-CNN Multi", "SVHN", 3.6,
+    )  # fmt: skip
+    assert record.settings["weight_decay"] == 0.0005
+    assert set(record.measures) == {"looked at"}
+    probe = probes.read(probes.path_of(paths[1]))
+    assert probe.predictions.shape == (6, 5)
+    assert probe.theta.shape == (6, 24)
+    assert np.array_equal(probe.thetas[0], np.tile([1, 0, 0, 0, 1, 0], (6, 4)))  # the identity
+    assert main(["table", "svhn", *changes]) == 0
+    table = capsys.readouterr().out
+    assert "| model | 64px | 128px |" in table
+    assert f"| ST-CNN Multi | {record.error:.2f} (1) ▲ / 3.6 | - / 3.9 |" in table
+    assert "extra" in table
+    assert main(["table", "svhn"]) == 0
+    untrained = capsys.readouterr().out
+    assert "| CNN | - / 4.0 | - / 5.6 |" in untrained
+    assert "| Maxout CNN (Goodfellow et al. 2013), quoted | / 4.0 | - |" in untrained
+
+
+def test_a_stopped_run_is_continued(numbers, monkeypatch):
+    monkeypatch.setattr(engine, "PATIENCE", 0.0)  # a step at a time
+    (whole,) = engine.jobs([cell("64px/ST-CNN Multi")], [0], Path("results"), Path("runs"))
+    engine.train([whole], numbers, CPU)
+    stopped = whole._replace(record=Path("other/r.json"), checkpoint=Path("other/c"))
+    looks = iter(range(2))
+    outcome = engine.train([stopped], numbers, CPU, stop=lambda: next(looks, None) is None)
+    assert outcome.left == [stopped]
+    assert not stopped.record.exists()
+    (record,) = engine.train([stopped], numbers, CPU).records
+    one, other = (safetensors.load_file(job.weights) for job in (whole, stopped))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert records.read(whole.record).curve == record.curve
+
+
+def test_chance_is_that_of_numbers(numbers):
+    learns_nothing = cell("64px/CNN", learning_rate=1e-9).settings
+    made = dataclasses.replace(CELLS["64px/CNN"], settings=learns_nothing)  # with its own notion of it
+    (job,) = engine.jobs([made], [0], Path("results"), Path("runs"))
+    (record,) = engine.train([job], numbers, CPU).records
+    assert record.error > made.task.stuck == 95
+    assert record.reason == f"stuck at chance: {record.error:.1f} % of the answers are wrong"
+
+
+# Messages
+
+
+def test_without_the_data(tmp_path, capsys):
+    assert main(["train", "svhn", "--data-dir", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "SVHN's train is not here: no train or train.tar.gz" in said
+    assert str(tmp_path) in said
+    assert "get train.tar.gz from http://ufldl.stanford.edu/housenumbers" in said
+
+
+@pytest.mark.parametrize("command", ["train", "table", "draw"])
+def test_there_are_no_other_digits_of_house_numbers(command, capsys):
+    assert main([command, "svhn", "--digits", "packaged"]) == 1
+    assert "svhn is of SVHN, and has no --digits packaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"shift": "-1"}, "shift must be at least 0 and less than 180, got -1.0"),
+        ({"weight_decay": "nan"}, "weight_decay must be at least 0"),
+        ({"localiser_start": "-1"}, "localiser_start must be at least 0, got -1"),
+        ({"extra": "2"}, "extra must be 0 or 1, got 2"),
+        ({"width": "0"}, "width must be more than 0 and at most 8, got 0.0"),
+        ({"batch": "0"}, "batch must be at least 1, got 0"),
+        ({"parameters": "3"}, "there is no setting 'parameters'"),
+        ({"rotations": "3"}, "did you mean rotation?"),
+    ],
+)
+def test_settings_that_cannot_be(given, message):
+    with pytest.raises(ValueError, match=r"there is no|must") as raised:
+        HouseNumberSettings().changed(given)
+    assert message in str(raised.value)
+
+
+# The declarations
+
+
+def test_table_2():
+    assert {name: each.paper for name, each in CELLS.items()} == {
+        "64px/CNN": 4.0, "64px/ST-CNN Single": 3.7, "64px/ST-CNN Multi": 3.6,
+        "128px/CNN": 5.6, "128px/ST-CNN Single": 3.9, "128px/ST-CNN Multi": 3.9,
+    }  # fmt: skip
+    assert tuple(model.name for model in EXPERIMENTS["svhn"].models) == house_numbers.MODELS
+    for name in ("svhn", "svhn-augmented"):
+        experiment = EXPERIMENTS[name]
+        assert all(sentence.endswith(".") for sentence in experiment.departures)
+        for what in ("omentum", "extra", "steps", "Dropout", "bfloat16"):
+            assert any(what in sentence for sentence in experiment.departures), what
+
+
+def test_the_papers_schedule_in_proportion():
+    settings = EXPERIMENTS["svhn"].settings
+    assert (settings.batch, settings.weight_decay, settings.localiser_rate) == (128, 0.0005, 0.1)
+    part = settings.steps // 5  # 80,000 of the paper's 400,000
+    rates = [settings.rate(step) for step in (0, part - 1, part, 5 * part - 1)]
+    assert rates == pytest.approx([0.01, 0.01, 0.001, 1e-6])
+    assert not settings.moves
+    assert EXPERIMENTS["svhn-augmented"].settings.moves
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("precision", ["mixed", "float32"])
+def test_captured_steps_are_steps(precision, numbers):
+    names = [f"{size}px/{model}" for size in (64, 128) for model in house_numbers.MODELS]
+    given = {"precision": precision, "width": 0.25, "batch": 16, **MOVED}
+    alone, together = ([started(name, numbers, 1, "cuda", **given) for name in names] for _ in range(2))
+    Lockstep(together).advance(3)
+    for one, other in zip(alone, together, strict=True):
+        for _ in range(3):
+            one.step()
+        assert one.random.state() == other.random.state()
+        away = (one.weights - other.weights).abs().max()
+        assert away < (2e-3 if precision == "mixed" else 1e-4)
+        first = started(one.cell.name, numbers, 1, "cuda", **given)
+        assert (one.weights - first.weights).abs().max() > 5 * away

@@ -1,0 +1,95 @@
+"""The benchmark of house numbers: what is compared, and that a wrong result gets no time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("numba")
+
+from benchmarks import house_numbers as benchmark
+from spatial_transformer.experiments import house_numbers
+from spatial_transformer.experiments.data.random_numbers import RandomNumbers
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SMALL = {"filters": [4] * 8, "units": [16]}
+
+
+def test_what_is_measured(tmp_path, capsys):
+    path = tmp_path / "result.json"
+    assert benchmark.main(["--quick", "--out", str(path)]) == 0
+    result = json.loads(path.read_text(), parse_constant=pytest.fail)
+    (case,) = result["cases"]
+    assert (case["size"], case["precision"], case["way"]) == (32, "float32", "eager")
+    assert set(case["milliseconds"]) == {
+        "CNN", "ST-CNN Single", "ST-CNN Multi", "ST-CNN Single, grid_sample", "ST-CNN Multi, grid_sample",
+    }  # fmt: skip
+    for by_layout in case["milliseconds"].values():
+        assert set(by_layout) == {"contiguous", "channels last"}
+        assert all(value > 0 for value in by_layout.values())
+    capsys.readouterr()
+
+
+def test_the_table():
+    """The faster layout counts."""
+    names = (
+        "CNN",
+        "ST-CNN Single",
+        "ST-CNN Multi",
+        "ST-CNN Single, grid_sample",
+        "ST-CNN Multi, grid_sample",
+    )
+    times = {
+        name: {"contiguous": 9.0, "channels last": value}
+        for name, value in zip(names, (4.0, 4.1, 4.2, 4.4, 5.0), strict=True)
+    }
+    case = {"size": 64, "precision": "bfloat16", "way": "graph", "milliseconds": times}
+    other = {name: {"contiguous": value["channels last"] - 2} for name, value in times.items()}
+    result = {
+        "cases": [case, {**case, "size": 128, "milliseconds": other}],
+        "batch": 128, "device": {"name": "a device"}, "versions": {"torch": "2"}, "date": "2026-01-01T00",
+    }  # fmt: skip
+    lines = benchmark.markdown(result).splitlines()
+    assert lines[2] == (
+        "| 64 | bfloat16 | graph | 4.00 | 4.10 (+2.5 %) | 4.20 (+5.0 %) | 4.40 (+10.0 %) | 5.00 (+25.0 %) |"
+    )
+    assert "ST-CNN Multi: +5.0 to +10.0 %, with grid_sample +25.0 to +50.0 %; the paper's: +6 %." in lines[-2]
+    assert lines[-1] == "Batch 128; a device, torch 2, 2026-01-01."
+
+
+@pytest.mark.parametrize("model", house_numbers.MODELS[1:])
+def test_both_networks_compute_the_same(model):
+    """The same parameters, scores and gradients; one of them has no warp of ours."""
+    networks = [benchmark.network_of(name, 32, "cpu", **SMALL) for name in (model, model + benchmark.PLAIN)]
+    for one, other in zip(*(each.state_dict().items() for each in networks), strict=True):
+        assert one[0] == other[0]
+        assert torch.equal(one[1], other[1])
+    images = house_numbers.normalised(torch.randint(256, (3, 3, 32, 32)))
+    labels = torch.randint(11, (3, 5))
+    found = [benchmark.forward_backward(each, images, labels, "float32")() for each in networks]
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+    assert all(part.abs().max() > 0 for part in found[0])
+    assert len(networks[1].transformers) == {"ST-CNN Single": 1, "ST-CNN Multi": 4}[model]
+    assert all(isinstance(each, benchmark.GridSample) for each in networks[1].transformers)
+
+
+def test_dropout_is_part_of_it():
+    network = benchmark.network_of("CNN", 32, "cpu", **SMALL)
+    images, labels = torch.randn(2, 3, 32, 32), torch.zeros(2, 5, dtype=torch.int64)
+    call = benchmark.forward_backward(network, images, labels, "float32")
+    wanted = house_numbers.losses(network(images, RandomNumbers(0)), labels).mean()
+    assert call()[0] == wanted
+    assert call()[0] != wanted  # drawn on
+
+
+def test_a_wrong_warp_gets_no_time(monkeypatch):
+    networks = {name: benchmark.network_of(name, 32, "cpu", **SMALL) for name in benchmark.NAMES}
+    images = house_numbers.normalised(torch.randint(256, (2, 3, 32, 32)))
+    benchmark.check(networks, images)
+    with torch.no_grad():
+        networks["ST-CNN Multi"].transformers[2].head.bias[2] += 0.1
+    with pytest.raises(RuntimeError, match="ST-CNN Multi: scores differ"):
+        benchmark.check(networks, images)
