@@ -180,6 +180,16 @@ def test_transformers_start_as_the_identity(model, drops):
     assert network.theta(image).shape == (2, 6 * TRANSFORMERS[model])
 
 
+@pytest.mark.parametrize("model", ["ST-CNN Single", "ST-CNN Multi"])
+def test_what_localisers_give_starts_weak(model):
+    """As strong as weights make it that keep what rectifiers pass on, but for the last, a quarter of it."""
+    for transformer in house_numbers.build(model, 32, filters=[6] * 8, units=[40]).transformers:
+        layers = [part for part in transformer.localiser.modules() if isinstance(part, nn.Linear)]
+        squares = [(layer.weight @ layer.weight.T).diagonal() for layer in layers]
+        torch.testing.assert_close(squares[0], torch.full((32,), 2.0))
+        torch.testing.assert_close(squares[1], torch.full((32,), 2.0 / 16))
+
+
 def test_signals_keep_their_strength_in_training():
     """Their mean square, but for what pooling adds and the zeros around small maps take: with weights as
     for rectifiers alone it would be hundreds of times as large, with PyTorch's own nothing would be left."""

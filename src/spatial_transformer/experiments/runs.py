@@ -48,7 +48,7 @@ class Descent:
     """A network under stochastic gradient descent with momentum: what such runs have in common.
 
     build: makes the network, out of torch's random numbers.
-    localiser_rate: of the base learning rate, for localisers.
+    localiser_rate: of the base learning rate, for localisers; None: they learn as the rest does.
     decay: of the weights, all of them.
     """
 
@@ -59,7 +59,7 @@ class Descent:
         device: torch.device | str,
         build: Callable[[], nn.Module],
         *,
-        localiser_rate: float = 1.0,
+        localiser_rate: float | None = None,
         decay: float = 0.0,
     ) -> None:
         self.cell, self.seed, self.device = cell, seed, torch.device(device)
@@ -71,8 +71,8 @@ class Descent:
         self.parameters = list(self.network.parameters())
         self.weights = joined(self.parameters)
         self.velocity = torch.zeros_like(self.weights)
-        self.stretches = stretches(self.network) if localiser_rate != 1 else [(slice(None), False)]
-        self.localiser_rate = torch.tensor(localiser_rate, device=self.device)
+        self.stretches = [(slice(None), False)] if localiser_rate is None else stretches(self.network)
+        self.localiser_rate = torch.tensor(localiser_rate or 0.0, device=self.device)
         self.decay = decay
         self.rate = torch.zeros((), device=self.device)
         # Of losses and of wrong answers, since the last ``means``.

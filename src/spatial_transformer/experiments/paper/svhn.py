@@ -121,7 +121,8 @@ DEPARTURES = (
     "Crops that leave the photograph repeat its border.",
     "The loss is the mean of the five places, those after the last digit counted with the null class.",
     "Dropout is of what a layer gives, pooled and transformed; localisers see maps with nothing missing.",
-    "Weights start normally, so that signals keep their strength under dropout; localisers orthogonal.",
+    "Weights start normally, so that signals keep their strength under dropout; localisers orthogonal, the "
+    "last of their layers a quarter as strong.",
     "Transformers give as much as they get, at 128 px too, and zeros where they look beyond it.",
     "Weights decay, biases too.",
     "On a GPU layers multiply bfloat16, and weights and their steps are float32 (precision=mixed).",
