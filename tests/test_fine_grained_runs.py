@@ -57,9 +57,9 @@ def backbone():
     return Small()
 
 
-def started(flock, backbone, seed=0, crops=0, size=SIDE, **changes):
+def started(flock, backbone, seed=0, crops=0, size=SIDE, device="cpu", **changes):
     settings = Settings(**{"steps": 40, "batch": 8, "warm_up": 0.0, "localiser_rate": 0.1, **changes})
-    return FineGrainedRun(settings, seed, flock, backbone, "cpu", crops=crops, size=size, side=SIDE)
+    return FineGrainedRun(settings, seed, flock, backbone, device, crops=crops, size=size, side=SIDE)
 
 
 def advanced(run, steps):
@@ -339,3 +339,39 @@ def test_the_defaults_are_those_of_the_table():
     declared, own = EXPERIMENT.settings, Settings()
     for name in ("steps", "batch", "learning_rate", "momentum", "curve", "precision"):
         assert getattr(own, name) == getattr(declared, name), name
+
+
+# ---- on a GPU ----
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+
+@pytest.mark.gpu
+@on_a_gpu
+@pytest.mark.parametrize("precision", ["float32", "mixed"])
+def test_captured_steps_are_steps(flock, backbone, precision):
+    """What runs in a graph is what runs step by step: exactly as far as sums are in the same order."""
+    options = {"crops": 2, "size": 2 * SIDE, "device": "cuda", "precision": precision, "colour": 0.1}
+    alone, captured, fresh = (started(flock.to("cuda"), backbone, **options) for _ in range(3))
+    advanced(captured, 5)
+    alone.set_rate()
+    for _ in range(5):
+        alone.step()
+    assert captured.step_number == 5
+    assert alone.random.state() == captured.random.state()
+    assert torch.equal(alone.order, captured.order)
+    assert (alone.weights - captured.weights).abs().max() < (1e-4 if precision == "float32" else 1e-2)
+    assert not torch.equal(captured.weights, fresh.weights)
+    assert captured.tested().theta.shape == (16, 4)
+
+
+@pytest.mark.gpu
+@on_a_gpu
+def test_the_same_images_on_every_device(flock, backbone):
+    here, there = (started(flock, backbone, device=device, colour=0.1) for device in ("cpu", "cuda"))
+    for _ in range(4):
+        one, other = (run.next_batch() for run in (here, there))
+        assert torch.equal(one, other.cpu())
+        seen, also = (run.views.drawn(run.train, chosen, run.random)
+                      for run, chosen in ((here, one), (there, other)))  # fmt: skip
+        torch.testing.assert_close(also.cpu(), seen, rtol=0, atol=0.05)

@@ -82,7 +82,7 @@ def test_windows_are_drawn_in_the_colours_of_their_transformers(probe, flock, tm
         for window, corners in zip(windows, found.corners[number], strict=True):
             expected = (corners + 1) * 112 - 0.5
             np.testing.assert_allclose(window.get_xy()[:4], expected, atol=1e-4)
-    assert made.axes[6].get_xlabel() == "Class 2\nnot Class 1"
+    assert made.axes[6].get_xlabel() == "Class 2\ntaken for Class 1"
     assert made.axes[6].xaxis.label.get_color() == pictures.WRONG
     assert made.axes[0].get_xlabel() == "Class 1"
     assert made.axes[0].xaxis.label.get_color() == pictures.RIGHT

@@ -35,7 +35,7 @@ TESTED_AT_ONCE = 64  # images
 
 @dataclass(frozen=True)
 class Settings:
-    """How a network is trained and tested. Each of these can be given as text."""
+    """How a network is trained and tested."""
 
     steps: int = 6000
     batch: int = 64

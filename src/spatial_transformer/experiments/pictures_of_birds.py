@@ -83,7 +83,7 @@ def species(name: str) -> str:
 
 def windows(given: Shown, title: str, footer: str) -> Any:
     """The images with the windows on them, and dashed the bird's box, which no training sees. Below each the
-    true species, and where another one was predicted that one too."""
+    true species, and where it was taken for another one that one too."""
     made, table = squares(len(given.images))
     for number, axes in enumerate(table):
         panel(axes, given.images[number])
@@ -126,5 +126,5 @@ def outline(axes: Any, corners: Sequence[Sequence[float]], colour: str, width: f
 
 def below(axes: Any, true: str, predicted: str) -> None:
     right = true == predicted
-    text = true if right else f"{true}\nnot {predicted}"
+    text = true if right else f"{true}\ntaken for {predicted}"
     axes.set_xlabel(text, fontsize=7, color=RIGHT if right else WRONG, labelpad=3)
