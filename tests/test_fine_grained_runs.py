@@ -107,6 +107,17 @@ def test_seeds_differ_and_repeat(flock, backbone):
     assert torch.equal(one.weights, same.weights)
     assert not torch.equal(one.weights, other.weights)
     assert not torch.equal(one.order, other.order)
+    fresh = [started(flock, backbone, seed).network.classifier.weight for seed in (0, 1)]
+    assert not torch.equal(*fresh)
+
+
+def test_dropout_is_the_settings(flock, backbone):
+    losses = []
+    for share in (0.0, 0.9):
+        run = started(flock, backbone, dropout=share)
+        advanced(run, 1)
+        losses.append(run.means(1)[0])
+    assert losses[1] > losses[0] + 0.1  # what is left is ten times as large
 
 
 def test_a_step_is_that_of_sgd(flock, backbone):

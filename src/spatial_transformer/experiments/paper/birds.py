@@ -39,7 +39,7 @@ EXPERIMENT = Experiment(
         "steps, 0.1 and dropout 0.7 are Inception's.",
         "Training windows are of 65 to 100 % of the image's area and of sides up to 4 : 3, resized: A.6's "
         "are squares of 7/8 of the shorter side.",
-        "Batch norms keep up their statistics on the birds.",
+        "Momentum is 0.9: A.6 says SGD and no more. Batch norms keep up their statistics on the birds.",
         "The CNN at 448 px and 4xST-CNN at 224 px are not in the paper: the first tells what the pixels "
         "alone are worth.",
     ),
