@@ -13,7 +13,7 @@ import spatial_transformer as st
 from spatial_transformer.experiments import pictures, probes
 from spatial_transformer.experiments import pictures_of_birds as drawn
 from spatial_transformer.experiments.data import birds, places
-from spatial_transformer.experiments.data.bird_views import photographs
+from spatial_transformer.experiments.data.bird_views import Views, photographs
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("filelock")
@@ -66,6 +66,12 @@ def test_what_is_shown(probe, flock):
         at for at, (one, other) in enumerate(zip(found.true, found.predicted, strict=True)) if one != other
     ]
     assert [numbers[at] for at in wrong] == [7]
+
+
+def test_images_are_shown_as_they_were_tested_on():
+    assert drawn.views_of({"share": 0.5, "shape": "image", "least": 0.1}) == Views(
+        224, share=0.5, shape="image"
+    )
 
 
 def test_windows_are_drawn_in_the_colours_of_their_transformers(probe, flock, tmp_path):
