@@ -39,6 +39,7 @@ bench-gpu:
 	PYTHONPATH=src $(PYTHON) -m benchmarks.steps --out benchmarks/results/steps_gpu.json
 	PYTHONPATH=src $(PYTHON) -m benchmarks.volume_steps --out benchmarks/results/volume_steps_gpu.json
 	PYTHONPATH=src $(PYTHON) -m benchmarks.house_numbers --out benchmarks/results/house_numbers_gpu.json
+	PYTHONPATH=src $(PYTHON) -m benchmarks.birds --out benchmarks/results/birds_gpu.json
 
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu_tests

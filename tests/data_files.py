@@ -120,3 +120,36 @@ def write_birds(root, **changed):
     for name, lines in (BIRD_LISTS | changed).items():
         (folder / name).write_text("\n".join(lines) + "\n")
     return folder
+
+
+def write_flock(root, *, species=3, each=6, trained=4, size=(48, 64), seed=0):
+    """A CUB-200-2011 of as many species, told apart by the colour of a bird on a grey and noisy ground.
+
+    Of each species the first ``trained`` images are to train on. Height and width differ from image to image.
+    """
+    random = np.random.default_rng(seed)
+    colours = np.random.default_rng(1).permutation(
+        [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0), (0, 255, 255)]
+    )
+    lists = {name: [] for name in BIRD_LISTS}
+    number = 0
+    folder = root / "CUB_200_2011"
+    for kind in range(1, species + 1):
+        name = f"{kind:03d}.Class_{kind}"
+        (folder / "images" / name).mkdir(parents=True)
+        lists["classes.txt"].append(f"{kind} {name}")
+        for at in range(each):
+            number += 1
+            height, width = np.array(size) - random.integers(0, 9, 2)
+            image = random.integers(90, 130, (height, width, 3)).astype(np.uint8)
+            high, wide = height // 3, width // 3
+            top, left = random.integers(0, height - high), random.integers(0, width - wide)
+            image[top : top + high, left : left + wide] = colours[kind - 1]
+            pil().fromarray(image).save(folder / "images" / name / f"Bird_{number}.png")
+            lists["images.txt"].append(f"{number} {name}/Bird_{number}.png")
+            lists["image_class_labels.txt"].append(f"{number} {kind}")
+            lists["train_test_split.txt"].append(f"{number} {int(at < trained)}")
+            lists["bounding_boxes.txt"].append(f"{number} {left}.0 {top}.0 {wide}.0 {high}.0")
+    for name, lines in lists.items():
+        (folder / name).write_text("\n".join(lines) + "\n")
+    return folder

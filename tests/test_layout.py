@@ -66,7 +66,7 @@ CPU = [
 # Imports within experiments/data point down this table, never up or sideways.
 DATA_LEVELS = [
     {"commands"},
-    {"catalogue", "contact_sheets", "one_class"},
+    {"catalogue", "contact_sheets", "one_class", "bird_views"},
     {"fixed_sets"},
     {"mnist", "svhn", "birds", "backbones", "clutter", "volumes"},
     {"caches"},

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..families import Attention, Family
+from ..families import Affine, Attention, Family
 from ..localisers import Head
 from ..module import SpatialTransformer, param_groups
 from .data.random_numbers import RandomNumbers
@@ -20,6 +20,13 @@ SIDE = 224  # of what a backbone gets to see
 SCALE = 0.5  # "the scale is fixed to 50% of the image size"
 UNITS = 128  # of the localiser's own layers
 DROPOUT = 0.7
+# What crops may be: windows of half the image's size, or of any size, or any affine transformation of it:
+# "we also experimented with more complex transformations".
+FAMILIES: dict[str, Family] = {
+    "window": Attention(scale=SCALE),
+    "attention": Attention(),
+    "affine": Affine(),
+}
 LOCALISER_RATE = 1e-4  # "the base learning rate multiplied by" it, "for stability"
 
 
@@ -53,7 +60,7 @@ class FineGrained(nn.Module):
         super().__init__()
         self.transformer: SpatialTransformer | None = None
         if crops:
-            family = Attention(scale=SCALE) if family is None else family
+            family = FAMILIES["window"] if family is None else family
             # Crops that leave the image see what backbones take for nothing.
             self.transformer = SpatialTransformer(
                 PartLocaliser(backbone, size, side),
@@ -68,20 +75,29 @@ class FineGrained(nn.Module):
 
     def forward(self, image: Tensor, random: RandomNumbers | None = None) -> Tensor:
         """The scores: for training with dropout, of a run's own random numbers, and otherwise without."""
-        seen = self.seen(image).unbind(1)
-        each = [stream(crop).mean((2, 3)) for stream, crop in zip(self.streams, seen, strict=True)]
+        return self.scores_and_theta(image, random)[0]
+
+    def scores_and_theta(self, image: Tensor, random: RandomNumbers | None = None) -> tuple[Tensor, Tensor]:
+        """Both by one pass of the localiser: [N, classes], and theta as ``theta`` gives it."""
+        seen, theta = self.seen_and_theta(image)
+        each = [
+            stream(laid_out_as(image, crop)).mean((2, 3))
+            for stream, crop in zip(self.streams, seen.unbind(1), strict=True)
+        ]
         descriptors = torch.cat(each, dim=1)
         if random is not None:
             descriptors = thinned(descriptors, self.dropout, random)
-        scores: Tensor = self.classifier(descriptors)
-        return scores
+        return self.classifier(descriptors), theta
 
     def seen(self, image: Tensor) -> Tensor:
         """What the backbones get to see. [N, streams, 3, side, side]"""
+        return self.seen_and_theta(image)[0]
+
+    def seen_and_theta(self, image: Tensor) -> tuple[Tensor, Tensor]:
         if self.transformer is None:
-            return image[:, None]
-        crops = self.transformer(image)
-        return crops if self.transformer.copies > 1 else crops[:, None]
+            return image[:, None], self.theta(image)
+        crops, theta = self.transformer(image, return_theta=True)
+        return crops if self.transformer.copies > 1 else crops[:, None], theta.flatten(1)
 
     def theta(self, image: Tensor) -> Tensor:
         """The crops' parameters, one crop after another: [N, crops * family.num_params]; [N, 0] without."""
@@ -114,6 +130,12 @@ class PartLocaliser(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         features: Tensor = self.layers(self.backbone(self.reduce(image)))
         return features
+
+
+def laid_out_as(image: Tensor, crop: Tensor) -> Tensor:
+    """A crop in the memory format of the image it is of: convolutions keep to what they are given."""
+    last = image.is_contiguous(memory_format=torch.channels_last)
+    return crop.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
 def thinned(descriptors: Tensor, share: float, random: RandomNumbers) -> Tensor:

@@ -1,0 +1,186 @@
+"""How long a step of the birds experiment takes: ``python -m benchmarks.birds --out RESULT.json``.
+
+The whole of it: images drawn, cut out and flipped, forward, backward, update, in a CUDA graph. Sampling from
+448 px is to cost next to nothing beyond 224 (the paper: "without any impact in performance"), since crops are
+of 224 px either way. Neither what images show nor what weights are changes the time: both are made up here,
+images of the reduced set's most common size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from spatial_transformer.experiments.data.birds import Birds
+from spatial_transformer.experiments.efficientnet_lite import SCALES, Features
+from spatial_transformer.experiments.fine_grained import SIDE, SPECIES
+from spatial_transformer.experiments.fine_grained_runs import LAYOUTS, FineGrainedRun, Settings
+from spatial_transformer.experiments.lockstep import Lockstep
+from spatial_transformer.experiments.spec import PRECISIONS
+
+from . import cuda
+from .record import heading, write
+from .steps import device_of
+from .table import show
+
+ROUNDS = 5
+IMAGES = 1000
+GOAL = 1.15  # times the model's time on 224 px that it may take on 448
+
+
+class Case(NamedTuple):
+    """A cell; ``zoom``: how many times larger than a crop its images are."""
+
+    name: str
+    crops: int
+    zoom: int
+
+
+CASES = (
+    Case("CNN 224px", 0, 1),
+    Case("2xST-CNN 224px", 2, 1),
+    Case("2xST-CNN 448px", 2, 2),
+    Case("4xST-CNN 224px", 4, 1),
+    Case("4xST-CNN 448px", 4, 2),
+)
+# Precision and layout; the first is what is trained with.
+WAYS = [(precision, layout) for precision in PRECISIONS for layout in LAYOUTS]
+
+
+def made_up(count: int, size: tuple[int, int], device: str) -> Birds:
+    """Birds of noise, all of them of one size, to train on but for the last species."""
+    height, width = size
+    area = height * width
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (count * area, 3), dtype=torch.uint8, generator=generator).to(device)
+    labels = torch.arange(count) % SPECIES
+    return Birds(
+        pixels,
+        area * torch.arange(count),
+        torch.tensor([height, width]).expand(count, 2).clone(),
+        labels.to(device),
+        labels < SPECIES - 1,
+        torch.tensor([0.0, 0.0, width, height]).expand(count, 4).clone(),
+        [str(number) for number in range(count)],
+        [f"{number:03d}.Bird" for number in range(SPECIES)],
+    )
+
+
+def measured(run: FineGrainedRun, steps: int) -> float:
+    """Milliseconds of a step, the median of rounds."""
+    alone = Lockstep([run])
+    alone.advance(2)
+    rounds = []
+    for _ in range(ROUNDS):
+        begin = time.perf_counter()
+        alone.advance(steps)
+        rounds.append((time.perf_counter() - begin) / steps)
+    loss, _ = run.means(2 + ROUNDS * steps)
+    if not 0 < loss < 20:
+        raise RuntimeError(f"it does not train: its loss is {loss}")
+    return 1000 * statistics.median(rounds)
+
+
+def run(
+    device: str,
+    steps: int,
+    settings: Settings,
+    *,
+    side: int = SIDE,
+    size: tuple[int, int] = (320, 427),
+    ways: Sequence[tuple[str, str]] = WAYS,
+) -> dict[str, Any]:
+    """The result of all cases. size: height and width of the images."""
+    result: dict[str, Any] = {"suite": "birds", **heading(), "device": device_of(device)}
+    result |= {"settings": dataclasses.asdict(settings), "side": side, "cases": []}
+    birds = made_up(IMAGES, size, device)
+    torch.manual_seed(0)
+    backbone = Features(SCALES[settings.backbone])
+    for case in CASES:
+        row: dict[str, Any] = {"name": case.name, "milliseconds": {}, "memory": {}}
+        for precision, layout in ways:
+            print(f"{case.name}, {precision}, {layout} ...", file=sys.stderr, flush=True)
+            given = dataclasses.replace(settings, precision=precision, layout=layout)
+            if device == "cuda":
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+            one = FineGrainedRun(
+                given, 0, birds, backbone, device, crops=case.crops, size=case.zoom * side, side=side
+            )
+            row["milliseconds"][f"{precision}, {layout}"] = measured(one, steps)
+            if device == "cuda":
+                row["memory"][f"{precision}, {layout}"] = torch.cuda.max_memory_reserved()
+            del one
+        result["cases"].append(row)
+    return result
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """The result as a table: milliseconds of a step in each way, and of the first how long a cell takes."""
+    ways = list(result["cases"][0]["milliseconds"])
+    settings = result["settings"]
+    header = ["cell", *(f"{way}, ms" for way in ways), "images a second", "of 224 px"]
+    header += [f"{settings['steps']:,} steps"]
+    lines = [header, ["---"] * len(header)]
+    first = {case["name"]: case["milliseconds"][ways[0]] for case in result["cases"]}
+    for case in result["cases"]:
+        found = first[case["name"]]
+        base = first.get(case["name"].replace("448", "224"))
+        times = ""
+        if "448" in case["name"] and base is not None:
+            times = f"{found / base:.2f} times, {GOAL} {'met' if found <= GOAL * base else 'missed'}"
+        lines.append(
+            [
+                case["name"],
+                *(f"{case['milliseconds'][way]:.1f}" for way in ways),
+                f"{1000 * settings['batch'] / found:,.0f}",
+                times,
+                f"{found * settings['steps'] / 60_000:.1f} min",
+            ]
+        )
+    device, versions = result["device"], result["versions"]
+    below = (
+        f"Batch {settings['batch']}, {settings['backbone']}; {device['name']}, torch {versions['torch']}, "
+        f"{result['date'][:10]}."
+    )
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", below])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.birds", description="Steps of training on birds."
+    )
+    parser.add_argument("--out", type=Path, help="write the result here, as JSON")
+    parser.add_argument("--quick", action="store_true", help="a smoke run on the CPU: no measurements")
+    parser.add_argument("--steps", type=int, default=20, help="of a round")
+    parser.add_argument("--batch", type=int, default=Settings.batch)
+    parser.add_argument("--table", type=Path, help="measure nothing: show this result's table")
+    parser.add_argument("--into", type=Path, help="with --table: put it into this document")
+    given = parser.parse_args(argv)
+    if given.table is not None:
+        show(markdown(json.loads(given.table.read_text())), given.table, given.into)
+        return 0
+    if given.quick:
+        settings = Settings(batch=2, backbone="efficientnet-lite0")
+        result = run("cpu", 1, settings, side=32, size=(40, 50), ways=WAYS[:1])
+    else:
+        if (reason := cuda.why_not()) is not None:
+            parser.error(reason)
+        result = run("cuda", given.steps, Settings(batch=given.batch))
+    if given.out is not None:
+        write(result, given.out)
+    print(markdown(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""What networks get to see of the birds: windows drawn at random to train on, the middle to be tested on.
+
+A step chooses its images on the device that trains, so all is gathered and warped there, to shapes that do
+not depend on the choice. Images stay as they are stored, each of its own size; one warp cuts a window out,
+resizes it (smoothed where that makes it smaller) and flips it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...families import Affine
+from ...sampling import warp
+from .birds import Birds
+from .random_numbers import RandomNumbers
+
+SHARE = 224 / 256  # of the shorter side: A.6's "224 x 224 from 256 x S", and 448 from 512
+AUGMENTATIONS = ("resized", "sampled")
+SHAPES = ("square", "image")
+GREY = (0.299, 0.587, 0.114)  # of red, green and blue
+
+
+@dataclass(frozen=True)
+class Photographs:
+    """Some of the birds on a device, by numbers that are there too: nothing waits for it."""
+
+    pixels: Tensor  # uint8 [all pixels of all images, 3]
+    starts: Tensor  # int64 [N]: an image's first pixel
+    sizes: Tensor  # int64 [N, 2]: height, width
+    labels: Tensor  # int64 [N]
+    boxes: Tensor  # float32 [N, 4]: x, y, width, height in the image's pixels
+    canvas: tuple[int, int]  # height and width that hold any of them
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def gathered(self, chosen: Tensor) -> Tensor:
+        """Images in the upper left of the canvas, their borders replicated beyond. float32 [N, 3, H, W],
+        channels last as the pixels are."""
+        last = self.sizes[chosen][:, :, None] - 1
+        height, width = self.canvas
+        y = torch.minimum(torch.arange(height, device=chosen.device), last[:, 0])  # [N, H]
+        x = torch.minimum(torch.arange(width, device=chosen.device), last[:, 1])  # [N, W]
+        row = self.starts[chosen][:, None] + y * (last[:, 1] + 1)
+        return self.pixels[row[:, :, None] + x[:, None]].permute(0, 3, 1, 2).to(torch.float32)
+
+
+def photographs(birds: Birds, split: str, device: torch.device | str) -> Photographs:
+    """Those "train" or "test". Pixels that are on the device already are not copied."""
+    which = birds.split(split)
+    height, width = birds.sizes.amax(0).tolist()
+    starts, sizes, labels, boxes = (
+        part[which.to(part.device)].to(device)
+        for part in (birds.starts, birds.sizes, birds.labels, birds.boxes)
+    )
+    return Photographs(birds.pixels.to(device), starts, sizes, labels, boxes, (height, width))
+
+
+def held_out(birds: Birds, share: float) -> Birds:
+    """The training images alone, with the last ``share`` of each species in the place of the test images:
+    what hyper-parameters are chosen on. As it is for 0."""
+    if share == 0:
+        return birds
+    train = birds.split("train")
+    labels = birds.labels.cpu()[train]
+    kept = torch.ones(len(train), dtype=torch.bool)
+    for species in labels.unique():
+        own = torch.where(labels == species)[0]
+        kept[own[len(own) - round(share * len(own)) :]] = False
+    if kept.all() or not kept.any():
+        raise ValueError(f"held_out must leave images on both sides, got {share} of {len(train):,}")
+    return Birds(
+        birds.pixels, birds.starts[train], birds.sizes[train], birds.labels[train.to(birds.labels.device)],
+        kept, birds.boxes[train], [birds.names[number] for number in train.tolist()], birds.classes,
+    )  # fmt: skip
+
+
+class Windows(NamedTuple):
+    """Where views look, in pixels of the images, as (x, y)."""
+
+    middle: Tensor  # [N, 2]
+    extent: Tensor  # [N, 2]
+
+    def normalised(self, boxes: Tensor) -> Tensor:
+        """Boxes (x, y, width, height) of the images as (x0, y0, x1, y1) of the views, from -1 to 1. [N, 4]"""
+        corners = torch.stack([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], dim=1)  # [N, 2, 2]
+        return ((corners - self.middle[:, None]) / (self.extent[:, None] / 2)).flatten(1)
+
+
+@dataclass(frozen=True)
+class Views:
+    """Square views of ``size`` pixels.
+
+    Parameters
+    ----------
+    augmentation: of what is trained on. "resized": windows of ``least`` to all of the image's area and of
+        sides up to ``aspect`` times as long one way as the other, as far as they fit, at any place;
+        "sampled": as in A.6, squares of ``share`` of the shorter side at any place. Flipped every other time.
+    colour: by how much of themselves brightness, contrast and saturation change when training, at most.
+    share, shape: of what is tested on: the middle, a "square" of so much of the shorter side, or in the shape
+        of the "image" with so much of each side, pressed into the square.
+    """
+
+    size: int
+    augmentation: str = "resized"
+    least: float = 0.65
+    aspect: float = 4 / 3
+    colour: float = 0.0
+    share: float = SHARE
+    shape: str = "square"
+
+    family = Affine()
+
+    def __post_init__(self) -> None:
+        for name, known in (("augmentation", AUGMENTATIONS), ("shape", SHAPES)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        for name in ("least", "share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be more than 0 and at most 1, got {getattr(self, name)}")
+        if not self.aspect >= 1:
+            raise ValueError(f"aspect must be at least 1, got {self.aspect}")
+        if not 0 <= self.colour < 1:
+            raise ValueError(f"colour must be at least 0 and less than 1, got {self.colour}")
+
+    def drawn(self, given: Photographs, chosen: Tensor, random: RandomNumbers) -> Tensor:
+        """Views to train on, of some images. float32 [N, 3, size, size] from 0 to 255"""
+        drawn = random.uniform(len(chosen), 5)
+        turn = 1 - 2 * (drawn[:, 4] < 0.5).float()
+        views = self.cut(given, chosen, self.windows_drawn(given.sizes[chosen], drawn), turn)
+        return coloured(views, self.colour, random) if self.colour else views
+
+    def middle(self, given: Photographs, chosen: Tensor, *, mirrored: bool = False) -> Tensor:
+        """Views to be tested on. float32 [N, 3, size, size] from 0 to 255"""
+        windows = self.windows(given.sizes[chosen])
+        turn = torch.full_like(windows.middle[:, 0], -1.0 if mirrored else 1.0)
+        return self.cut(given, chosen, windows, turn)
+
+    def windows(self, sizes: Tensor) -> Windows:
+        """Of the views to be tested on; sizes [N, 2] are heights and widths."""
+        image = sizes.flip(1).to(torch.float32)
+        square = image.amin(1, keepdim=True).expand_as(image)
+        return Windows(image / 2, self.share * (square if self.shape == "square" else image))
+
+    def windows_drawn(self, sizes: Tensor, drawn: Tensor) -> Windows:
+        """Of views to train on; of the numbers drawn the first four are area, aspect and place. [N, 5]"""
+        image = sizes.flip(1).to(torch.float32)
+        if self.augmentation == "sampled":
+            extent = self.share * image.amin(1, keepdim=True).expand_as(image)
+        else:
+            area = image.prod(1) * (self.least + (1 - self.least) * drawn[:, 0])
+            lean = math.log(self.aspect) * (drawn[:, 1] - 0.5)
+            sides = area.sqrt()[:, None] * torch.stack([lean, -lean], dim=1).exp()
+            extent = torch.minimum(sides, image)
+        return Windows(drawn[:, 2:4] * (image - extent) + extent / 2, extent)
+
+    def cut(self, given: Photographs, chosen: Tensor, windows: Windows, turn: Tensor) -> Tensor:
+        """What windows show; turn [N]: -1 where it is to be mirrored."""
+        height, width = given.canvas
+        (x, y), (wide, high) = windows.middle.unbind(1), windows.extent.unbind(1)
+        zero = torch.zeros_like(turn)
+        theta = torch.stack(
+            [turn * wide / width, zero, 2 * x / width - 1, zero, high / height, 2 * y / height - 1], dim=1
+        )
+        most = max(given.canvas) / self.size  # pixels of an image for one of a view
+        return warp(
+            given.gathered(chosen),
+            theta,
+            self.family,
+            size=(self.size, self.size),
+            padding="border",
+            antialias=most if most > 1 else False,
+        )
+
+
+def coloured(images: Tensor, strength: float, random: RandomNumbers) -> Tensor:
+    """With brightness, contrast and saturation times up to 1 - strength to 1 + strength. [N, 3, H, W]"""
+    factors = 1 + strength * (2 * random.uniform(len(images), 3, 1, 1, 1) - 1)
+    brightness, contrast, saturation = factors.unbind(1)
+    images = images * brightness
+    mean = images.mean((1, 2, 3), keepdim=True)
+    images = mean + contrast * (images - mean)
+    grey = sum(share * images[:, at : at + 1] for at, share in enumerate(GREY))
+    return (grey + saturation * (images - grey)).clamp(0, 255)

@@ -1,0 +1,130 @@
+"""Pictures of the birds: where each transformer looks, out of a probe and the birds' own files.
+
+As on the right of the paper's Table 3: the windows on test images, each transformer's in its own colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..families import Family
+from .data.bird_views import Views, photographs
+from .data.birds import Birds
+from .extra import extra
+from .pictures import BETWEEN, LEFT, RIGHT, WRONG, entitle, figure, panel
+from .probes import Probe, ProbeError
+
+COLOURS = ("#ff3b30", "#34d058", "#35a7ff", "#ffcc00")  # of the transformers; the paper's are red and green
+ROWS, COLUMNS = 3, 6
+SIDE, TEXT, ABOVE, BELOW = 1.75, 0.42, 0.5, 0.25  # inches
+SEEN = 224  # pixels of an image on a picture
+
+
+class Shown(NamedTuple):
+    """Some test images, and what a network made of them."""
+
+    images: Tensor  # uint8 [N, SEEN, SEEN, 3]: as the network gets to see them
+    corners: Tensor  # [N, T, 4, 2]: of the windows, from -1 to 1
+    boxes: Tensor  # [N, 4]: of the birds as (x0, y0, x1, y1), from -1 to 1
+    predicted: list[str]
+    true: list[str]
+
+
+def views_of(settings: Mapping[str, Any]) -> Views:
+    """What a run with these settings was tested on, as large as it is shown here."""
+    return Views(SEEN, share=settings["share"], shape=settings["shape"])
+
+
+def shown(probe: Probe, path: Path, birds: Birds, views: Views, family: Family) -> Shown:
+    """Test images as far apart as the probe has theta of them, so that species differ.
+
+    path: of the probe, for messages.
+    """
+    given = photographs(birds, "test", "cpu")
+    if len(probe.predictions) != len(given) or not 0 < len(probe.theta) <= len(given):
+        raise ProbeError(
+            f"{path} is no probe of these birds: it has {len(probe.predictions)} predictions and "
+            f"{len(probe.theta)} transforms of {len(given)} test images"
+        )
+    if probe.theta.shape[1] == 0 or probe.theta.shape[1] % family.num_params:
+        raise ProbeError(
+            f"{path} is no probe of windows of {family.num_params} numbers: theta is {probe.theta.shape}"
+        )
+    chosen = torch.from_numpy(spread(len(probe.theta)))
+    theta = torch.from_numpy(probe.theta[chosen.numpy()].astype(np.float32))
+    answers = probe.predictions[chosen.numpy()].tolist()
+    return Shown(
+        views.middle(given, chosen).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1),
+        family.box(theta.unflatten(1, (-1, family.num_params))),
+        views.windows(given.sizes[chosen]).normalised(given.boxes[chosen]),
+        [species(birds.classes[answer]) for answer in answers],
+        [species(birds.classes[label]) for label in given.labels[chosen].tolist()],
+    )
+
+
+def spread(count: int) -> Any:
+    """Numbers below ``count``, as many as there is room for and as far apart as may be. int64"""
+    return np.unique(np.linspace(0, count - 1, min(count, ROWS * COLUMNS)).round().astype(np.int64))
+
+
+def species(name: str) -> str:
+    """
+    >>> species("001.Black_footed_Albatross")
+    'Black footed Albatross'
+    """
+    return name.partition(".")[2].replace("_", " ")
+
+
+def windows(given: Shown, title: str, footer: str) -> Any:
+    """The images with the windows on them, and dashed the bird's box, which no training sees. Below each the
+    true species, and where it was taken for another one that one too."""
+    made, table = squares(len(given.images))
+    for number, axes in enumerate(table):
+        panel(axes, given.images[number])
+        (left, top), (right, bottom) = pixels(given.boxes[number].reshape(2, 2))
+        outline(axes, [(left, top), (right, top), (right, bottom), (left, bottom)], "white", 1.0, "--")
+        for corners, colour in zip(given.corners[number], COLOURS, strict=False):
+            outline(axes, pixels(corners), colour, 2.2, "-")
+        axes.set(xlim=(-0.5, SEEN - 0.5), ylim=(SEEN - 0.5, -0.5))
+        below(axes, given.true[number], given.predicted[number])
+    entitle(made, title, footer)
+    return made
+
+
+def squares(count: int) -> tuple[Any, list[Any]]:
+    """A figure, and so many panels in rows with room below each for two lines of text."""
+    rows, columns = -(-count // COLUMNS), min(count, COLUMNS)
+    width = 2 * LEFT + columns * (SIDE + BETWEEN) - BETWEEN
+    height = ABOVE + rows * (SIDE + TEXT) + BELOW
+    made = figure(width, height)
+    places = [
+        (LEFT + at % COLUMNS * (SIDE + BETWEEN), height - ABOVE - at // COLUMNS * (SIDE + TEXT) - SIDE)
+        for at in range(count)
+    ]
+    shares = [(left / width, bottom / height, SIDE / width, SIDE / height) for left, bottom in places]
+    return made, [made.add_axes(share) for share in shares]
+
+
+def pixels(points: Tensor) -> Sequence[Sequence[float]]:
+    """Points from -1 to 1 as matplotlib counts pixels: from the middle of the first one."""
+    found: list[list[float]] = ((points + 1) * (SEEN / 2) - 0.5).tolist()
+    return found
+
+
+def outline(axes: Any, corners: Sequence[Sequence[float]], colour: str, width: float, style: str) -> None:
+    polygon = extra("matplotlib.patches").Polygon
+    axes.add_patch(
+        polygon(corners, closed=True, fill=False, edgecolor=colour, linewidth=width, linestyle=style)
+    )
+
+
+def below(axes: Any, true: str, predicted: str) -> None:
+    right = true == predicted
+    text = true if right else f"{true}\ntaken for {predicted}"
+    axes.set_xlabel(text, fontsize=7, color=RIGHT if right else WRONG, labelpad=3)
