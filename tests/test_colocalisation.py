@@ -171,6 +171,26 @@ def test_crops_start_midway_and_stay_within_the_image():
     assert (theta[:, 1:].abs() > 0.1).any()
 
 
+def test_crops_are_shaken_about_where_they_are():
+    theta = torch.tensor([[0.2, 0.8, 0.8], [0.6, 0.0, 0.1]]).repeat(500, 1)
+    found = colocalisation.shaken(theta, RandomNumbers(0))
+    times, off = found[:, 0] / theta[:, 0], (found - theta)[:, 1:] / theta[:, :1]
+    assert 1 / 1.25 <= times.min() < 0.81 < 1.24 < times.max() <= 1.25
+    assert torch.allclose(off.std(0), torch.full((2,), 0.8 / 12**0.5), rtol=0.1)
+    assert 0.39 < off.abs().max() <= 0.4 + 1e-6
+
+
+def test_a_step_looks_at_shaken_crops(digits, monkeypatch):
+    run = started(digits)
+    run.step()
+    still = started(digits)
+    monkeypatch.setattr(
+        colocalisation, "shaken", lambda theta, random: random.uniform(len(theta), 3) * 0 + theta
+    )
+    still.step()
+    assert not torch.equal(run.objective.weights, still.objective.weights)
+
+
 def test_random_patches_have_the_crops_sizes_and_lie_within_the_image():
     theta = torch.tensor([[0.2, 0.8, 0.8], [0.7, 0.0, 0.1]]).repeat(50, 1)
     found = colocalisation.elsewhere(theta, RandomNumbers(0))

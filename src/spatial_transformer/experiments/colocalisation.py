@@ -30,6 +30,7 @@ IMAGES = 100  # of a set
 LEAST, MOST = 0.2, 0.6  # scale of a crop; it starts midway
 GENTLY = 0.3  # what the scale counts for: places are to be found first
 RANDOM = 4  # patches of an image at random places, of which the nearest counts
+SHAKEN = 0.4, 1.25  # by how much of its half width, and how many times in width, a crop is moved to be seen
 GUIDANCE = 5.0  # what a better place counts for beside the hinge loss
 SECOND, TINY = 0.999, 1e-8  # Adam's decay of squares, and what keeps it from dividing by zero
 
@@ -121,6 +122,19 @@ def squares(vectors: Tensor) -> Tensor:
     return vectors.square().sum(-1)
 
 
+def shaken(theta: Tensor, random: RandomNumbers) -> Tensor:
+    """The crops, each moved and scaled a little at random. [N, 3] -> [N, 3]
+
+    Crops that all have the object in the same corner are as alike as those that have it in the middle. But
+    an encoder makes the same of an object that is moved only where it was trained to: in the middle, and in
+    the size it was trained with.
+    """
+    far, times = SHAKEN
+    uniform = 2 * random.uniform(len(theta), 3) - 1
+    scale, centre = theta[:, :1], theta[:, 1:]
+    return torch.cat([scale * times ** uniform[:, :1], centre + far * scale * uniform[:, 1:]], dim=1)
+
+
 def elsewhere(theta: Tensor, random: RandomNumbers) -> Tensor:
     """Crops of the same sizes at random places within the image. [N, 3] -> [N, RANDOM, 3]"""
     scale = theta[:, None, :1].expand(-1, RANDOM, -1)
@@ -175,13 +189,12 @@ class Objective:
         chosen = self.random.uniform(len(self.images)).argsort(stable=True)[: self.batch]
         images = self.images[chosen]
         with tensor_cores(False):
-            crops, theta = self.network(images, return_theta=True)
-            encoded = self.encode(crops)
+            theta = self.network.theta(images)
+            encoded = self.encode(self.cropped(images, shaken(theta, self.random)))
             with torch.no_grad():
                 places = elsewhere(theta, self.random)
-                assert self.network.size is not None
-                patches = warp(images, places, self.network.family, size=self.network.size)
-                seen = self.encode(patches.flatten(0, 1)).unflatten(0, (self.batch, RANDOM))
+                patches = self.cropped(images, places).flatten(0, 1)
+                seen = self.encode(patches).unflatten(0, (self.batch, RANDOM))
                 patches_lost = hinge(seen, encoded, nearest_other(seen))
             away = squares(encoded[:, None] - seen).amin(1, keepdim=True)
             lost = hinge(encoded[:, None], encoded, away)[:, 0]
@@ -191,6 +204,10 @@ class Objective:
         with torch.no_grad():
             self.move(torch.cat([part.reshape(-1) for part in gradients]))
         return loss.detach(), chosen, theta.detach()
+
+    def cropped(self, images: Tensor, theta: Tensor) -> Tensor:
+        assert self.network.size is not None
+        return warp(images, theta, self.network.family, size=self.network.size)
 
     def move(self, gradient: Tensor) -> None:
         """Adam, in place."""
