@@ -176,8 +176,8 @@ def test_crops_are_shaken_about_where_they_are():
     found = colocalisation.shaken(theta, RandomNumbers(0))
     times, off = found[:, 0] / theta[:, 0], (found - theta)[:, 1:] / theta[:, :1]
     assert 1 / 1.25 <= times.min() < 0.81 < 1.24 < times.max() <= 1.25
-    assert torch.allclose(off.std(0), torch.full((2,), 0.8 / 12**0.5), rtol=0.1)
-    assert 0.39 < off.abs().max() <= 0.4 + 1e-6
+    assert torch.allclose(off.std(0), torch.full((2,), 0.4 / 12**0.5), rtol=0.1)
+    assert 0.19 < off.abs().max() <= 0.2 + 1e-6
 
 
 def test_a_step_looks_at_shaken_crops(digits, monkeypatch):

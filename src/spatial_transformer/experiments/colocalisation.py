@@ -30,7 +30,7 @@ IMAGES = 100  # of a set
 LEAST, MOST = 0.2, 0.6  # scale of a crop; it starts midway
 GENTLY = 0.3  # what the scale counts for: places are to be found first
 RANDOM = 4  # patches of an image at random places, of which the nearest counts
-SHAKEN = 0.4, 1.25  # by how much of its half width, and how many times in width, a crop is moved to be seen
+SHAKEN = 0.2, 1.25  # of its half width, and times: how a crop is moved to be seen, as the encoder's were
 GUIDANCE = 5.0  # what a better place counts for beside the hinge loss
 SECOND, TINY = 0.999, 1e-8  # Adam's decay of squares, and what keeps it from dividing by zero
 

@@ -54,8 +54,8 @@ EXPERIMENT = Experiment(
         "nearest counts.",
         "A crop is also drawn to the place of the best of these patches, as strongly as that one would lose "
         "less in its place: the gradient of the loss alone finds fewer of the digits among clutter.",
-        "Crops are moved by up to 0.4 of their half width and scaled by up to 1.25 at random before they are "
-        "encoded: otherwise all of them may have the digit in the same corner.",
+        "Crops are moved by up to 0.2 of their half width and scaled by up to 1.25 at random, much as the "
+        "encoder's were: otherwise all of them may have the digit in the same corner.",
         "Random patches have the size of the crop, and lie within the image, as crops do.",
         "The crop's scale starts at 0.4 and is kept between 0.2 and 0.6 (a digit has 1/3); it moves at 0.3 "
         "of the pace of the place.",
