@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .experiments import predicting, quickstart, reports, training
+from .experiments import localise, predicting, quickstart, reports, training
 from .experiments.data import commands as data
 from .info import info
 from .version import __version__
@@ -26,13 +26,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     training.add(commands)
     reports.add(commands)
     predicting.add(commands)
+    localise.add(commands)
     given, rest = parser.parse_known_args(arguments)
     if rest and hasattr(given, "settings") and not any(word.startswith("-") for word in rest):
         given.settings += rest  # `stn train EXPERIMENT --seed 1 steps=10`: argparse leaves them over
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    runs = {"info": print_info, "data": data.run, "quickstart": quickstart.run}
-    runs |= {"train": training.run, "predict": predicting.run}
+    runs = {
+        "info": print_info,
+        "data": data.run,
+        "quickstart": quickstart.run,
+        "train": training.run,
+        "predict": predicting.run,
+        "localise": localise.run,
+    }
     run = {**runs, **dict.fromkeys(reports.COMMANDS, reports.run)}[given.command]
     try:
         return run(given)

@@ -1,6 +1,8 @@
 """e() of section A.2: a digit CNN's two hidden layers and its scores, joined.
 
-The CNN is trained once for all cells, on undistorted digits, and kept beside their checkpoints.
+The CNN is trained once for all cells, on crops of digits among clutter, and kept beside their checkpoints.
+Crops lie about the digit: an encoder of undistorted digits alone takes those that have it in a corner for
+anything, and there is no way from them to the digit.
 """
 
 from __future__ import annotations
@@ -13,19 +15,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..families import Attention
+from ..sampling import warp
 from . import checkpoints, networks
 from .checkpoints import CheckpointError
 from .data.clutter import below
 from .data.digits import DigitSet
 from .data.distortions import DIGIT
 from .data.fetch import Say, say
-from .data.fixed_sets import as_images
+from .data.fixed_sets import KINDS, as_images
 from .data.random_numbers import RandomNumbers
 from .extra import extra
 
-STEPS, BATCH, RATE, MOMENTUM = 1200, 128, 0.03, 0.9
+STEPS, BATCH, RATE, MOMENTUM = 1200, 128, 0.02, 0.9
 LAST = 0.3  # of the steps have a tenth of the rate
 SEED = 0
+KIND = "TC84"  # of the images that crops are of
+SCALES = 0.27, 0.42  # of crops, with 1/3 for the digit's frame
+OFF = 0.2  # how far beside the digit their centre may be, in halves of their width
 
 
 class DigitEncoder(nn.Module):
@@ -55,7 +62,7 @@ def encoder(
     """The encoder, from ``folder`` or trained by the first process that gets here. Its weights are fixed."""
     identity = {
         "digits": digits.name, "filters": filters, "steps": STEPS, "batch": BATCH, "rate": RATE,
-        "momentum": MOMENTUM, "last": LAST, "seed": SEED,
+        "momentum": MOMENTUM, "last": LAST, "seed": SEED, "kind": KIND, "scales": SCALES, "off": OFF,
     }  # fmt: skip
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     path = folder / f"encoder-{key}.safetensors"
@@ -65,7 +72,7 @@ def encoder(
     folder.mkdir(parents=True, exist_ok=True)
     with extra("filelock").FileLock(folder / f".{path.name}.lock"):
         if not path.exists():
-            say(f"training the encoder, a CNN on undistorted {digits.name} ({STEPS:,} steps)")
+            say(f"training the encoder, a CNN on {digits.name} among clutter ({STEPS:,} steps)")
             train(made.network, digits, device)
             checkpoints.save_weights(made.network.state_dict(), path)
     try:
@@ -77,14 +84,27 @@ def encoder(
 
 def train(network: nn.Module, digits: DigitSet, device: torch.device) -> None:
     """A digit classifier, by SGD with momentum."""
-    images, labels = digits.train.images.to(device), digits.train.labels.to(device)
+    images, labels = as_images(digits.train.images, device), digits.train.labels.to(device)
+    distortion = KINDS[KIND](images[:, 0])
     random = RandomNumbers(SEED, device=device)
     optimiser = torch.optim.SGD(network.parameters(), lr=RATE, momentum=MOMENTUM)
     for step in range(STEPS):
         if step == round((1 - LAST) * STEPS):
             optimiser.param_groups[0]["lr"] = RATE / 10
         chosen = below(len(labels), random.uniform(BATCH))
-        loss = F.cross_entropy(network(as_images(images[chosen], device)), labels[chosen])
+        drawn = distortion.draw(BATCH, random)
+        places = about(drawn.numbers["box"], random)
+        crops = warp(distortion.apply(images[chosen], drawn), places, Attention(), size=(DIGIT, DIGIT))
+        loss = F.cross_entropy(network(crops), labels[chosen])
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
+
+
+def about(box: Tensor, random: RandomNumbers) -> Tensor:
+    """Crops that lie about digits: their scales evenly spread as logarithms. [N, 4] -> [N, 3]"""
+    uniform = random.uniform(len(box), 3)
+    least, most = SCALES
+    scale = least * (most / least) ** uniform[:, :1]
+    centre = (box[:, :2] + box[:, 2:]) / 2
+    return torch.cat([scale, centre + (2 * uniform[:, 1:] - 1) * OFF * scale], dim=1)

@@ -1,0 +1,221 @@
+"""``stn localise FOLDER``: the co-localisation of section A.2 on pictures of one's own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..families import Attention
+from ..sampling import warp
+from . import networks
+from .colocalisation import Objective, box, transformer
+from .data.commands import count
+from .data.fetch import in_one_step, say
+from .data.random_numbers import RandomNumbers
+from .display import duration
+from .extra import extra
+from .interrupts import asked_to_stop
+from .training import INTERRUPTED, device_of
+
+SIZE, CROP = 84, 28  # pixels that pictures are resized to, and that a crop has: as in the paper
+LEAST = 8  # pictures: of fewer there is nothing to tell what is common from what is not
+BATCH, RATE, MOMENTUM = 100, 0.001, 0.9
+STEPS = 600
+LAST = 0.3  # of the steps have a tenth of the rate
+FILTERS = (16, 32)  # of the random convolutions
+WIDER, AROUND = 2.0, 56  # how many crops wide is what is looked at around them, and its pixels
+DISTINCT = 0.1  # of the most that the mean differs from the background by, squared: less is background
+OUTERMOST = 0.02  # of what is distinct, at each side, is left out
+SAY_EVERY = 5.0  # seconds
+KINDS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif")
+LINE = "#ff5a36"
+
+
+class Picture(NamedTuple):
+    """A file, its size in pixels (width, height), and what is trained on."""
+
+    path: Path
+    size: tuple[int, int]
+    pixels: Tensor  # [3, SIZE, SIZE]
+
+
+class Pixels(nn.Module):
+    """Colours as a vector of length 1. [N, 3, CROP, CROP] -> [N, F]"""
+
+    def forward(self, crops: Tensor) -> Tensor:
+        return F.normalize(crops.flatten(1), dim=1)
+
+
+class RandomConvolutions(nn.Module):
+    """Convolutions that nobody trained: edges and blobs of any direction, pooled. [N, 3, ...] -> [N, F]
+
+    Each layer is a vector of length 1, as in ``encoders.DigitEncoder``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        first, second = FILTERS
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(before, after, 5), nn.ReLU(), nn.MaxPool2d(2))
+            for before, after in ((3, first), (first, second))
+        )
+        networks.orthogonal(self)
+
+    def forward(self, crops: Tensor) -> Tensor:
+        activations, found = crops, []
+        for layer in self.layers:
+            activations = layer(activations)
+            found.append(F.normalize(activations.flatten(1), dim=1))
+        return torch.cat(found, dim=1)
+
+
+ENCODERS: dict[str, type[nn.Module]] = {"pixels": Pixels, "random": RandomConvolutions}
+
+
+def add(commands: Any) -> None:
+    """Adds ``localise`` to the commands of ``stn``."""
+    parser = commands.add_parser(
+        "localise",
+        help="find the object that the pictures of a folder have in common",
+        description="Trains a spatial transformer to put a box on what the pictures of a folder have in "
+        "common (section A.2 of the paper): no labels, no boxes, nothing but the pictures. Ctrl-C stops "
+        "after the step in hand and writes what there is.",
+        epilog="The object should be in every picture, once, upright, much the same size (a fifth to three "
+        "fifths of the picture's width) and much the same look; where it lies should vary. The encoder "
+        "compares crops. pixels: by their colours. random: by convolutions that were never trained. Neither "
+        "knows what a cat is: cats of many colours in many poses are not found.",
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help=f"of {LEAST} pictures at least")
+    parser.add_argument(
+        "--out", type=Path, default=Path("localised"), help="for boxes.json and the pictures (localised)"
+    )
+    parser.add_argument("--steps", type=count, default=STEPS, help=f"of training ({STEPS:,})")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and random patches (0)")
+    parser.add_argument(
+        "--device", default="auto", help="auto (a GPU if there is one), cpu, cuda, cuda:1 ..."
+    )
+    parser.add_argument("--encoder", choices=ENCODERS, default="pixels", help="pixels (default) or random")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Trains, writes boxes and pictures, and gives the exit status."""
+    pictures = read(given.folder)
+    print(f"{len(pictures)} pictures of {given.folder}, encoder {given.encoder}, {given.steps:,} steps")
+    with asked_to_stop() as stop:
+        boxes, steps = trained(pictures, given, stop)
+        interrupted = stop()
+    about = {"encoder": given.encoder, "steps": steps, "seed": given.seed}
+    write(pictures, boxes, about, given.out)
+    print(f"{given.out / 'boxes.json'} and {len(pictures)} pictures beside it, after {steps:,} steps")
+    return INTERRUPTED if interrupted else 0
+
+
+def read(folder: Path) -> list[Picture]:
+    """The pictures of a folder, by name; an error names what cannot be read."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is no folder")
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in KINDS)
+    if len(paths) < LEAST:
+        raise ValueError(f"{folder} has {len(paths)} pictures ({', '.join(KINDS)}): {LEAST} are the least")
+    return [opened(path) for path in paths]
+
+
+def opened(path: Path) -> Picture:
+    image_module = extra("PIL.Image")
+    try:
+        with image_module.open(path) as file:
+            upright = extra("PIL.ImageOps").exif_transpose(file).convert("RGB")
+    except (OSError, ValueError, SyntaxError, image_module.DecompressionBombError) as error:
+        raise ValueError(f"{path} cannot be read as a picture: {error}") from error
+    small = upright.resize((SIZE, SIZE), image_module.Resampling.BOX)
+    pixels = torch.from_numpy(np.asarray(small).copy()).permute(2, 0, 1).float() / 255
+    return Picture(path, upright.size, pixels)
+
+
+def trained(pictures: list[Picture], given: argparse.Namespace, stop: Any) -> tuple[Tensor, int]:
+    """The box of each picture, (x0, y0, x1, y1), normalised, and after how many steps. [N, 4]"""
+    device = device_of(given.device)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(given.seed)
+        images = standardised(torch.stack([picture.pixels for picture in pictures]))
+        network = transformer(images, CROP).to(device)
+        encode = ENCODERS[given.encoder]().to(device).requires_grad_(False)
+    images = images.to(device)
+    random = RandomNumbers(given.seed, device=device)
+    batch = min(BATCH, len(pictures))
+    objective = Objective(images, network, encode, random, batch=batch, momentum=MOMENTUM)
+    begin = last = time.monotonic()
+    done = 0
+    while done < given.steps and not stop():
+        objective.rate.fill_(RATE if done < (1 - LAST) * given.steps else RATE / 10)
+        loss, _, _ = objective.step()
+        done += 1
+        if time.monotonic() - last > SAY_EVERY:
+            last = time.monotonic()
+            left = (last - begin) / done * (given.steps - done)
+            say(f"step {done:,} of {given.steps:,}, loss {float(loss):.3f}, {duration(left)} left")
+    with torch.no_grad():
+        theta = network.theta(images)
+    return tightened(images.cpu(), theta.cpu()), done
+
+
+def tightened(images: Tensor, theta: Tensor) -> Tensor:
+    """Boxes about what the crops have in common, (x0, y0, x1, y1), normalised. [N, 3] -> [N, 4]
+
+    Crops agree up to where in them the object lies, and how large: nothing but the habits of an encoder says
+    that it fills them. So the mean of the pictures around their crops is looked at: what is common stands
+    out in it from the background, and where it does so is one box within all crops.
+    """
+    wider = torch.cat([theta[:, :1] * WIDER, theta[:, 1:]], dim=1)
+    mean = warp(images, wider, Attention(), size=(AROUND, AROUND)).mean(0)  # [3, AROUND, AROUND]
+    distinct = (mean - mean.flatten(1).median(1).values[:, None, None]).square().sum(0)
+    if not distinct.any():  # pictures in one colour
+        return box(theta)
+    distinct = distinct * (distinct > DISTINCT * distinct.max())
+    edges = [within(distinct.sum(axis)) * WIDER for axis in (0, 1)]  # along x, and along y
+    low, high = torch.stack(edges, dim=1)
+    scale, centre = theta[:, :1], theta[:, 1:]
+    return torch.cat([centre + scale * low, centre + scale * high], dim=1).clamp(-1, 1)
+
+
+def within(profile: Tensor) -> Tensor:
+    """From where to where a profile over [-1, 1] has all but the outermost of its sum. [P] -> [2]"""
+    share = F.pad(profile.cumsum(0) / profile.sum(), (1, 0))
+    first = int((share <= OUTERMOST).sum()) - 1
+    last = int((share < 1 - OUTERMOST).sum())
+    return torch.tensor([first, last]) * 2 / len(profile) - 1
+
+
+def standardised(images: Tensor) -> Tensor:
+    """Of mean 0 and deviation 1 in each channel: pictures are no sparse strokes on black, as digits are."""
+    deviation, mean = torch.std_mean(images, dim=(0, 2, 3), keepdim=True)
+    return (images - mean) / deviation.clamp(min=1 / 255)
+
+
+def write(pictures: list[Picture], boxes: Tensor, about: dict[str, Any], out: Path) -> None:
+    """``boxes.json``, and each picture with its box on it."""
+    files = {}
+    for picture, each in zip(pictures, boxes, strict=True):
+        edges = ((each + 1) / 2 * torch.tensor(picture.size * 2)).tolist()
+        files[picture.path.name] = [round(edge, 1) for edge in edges]
+        draw(picture, edges, out / f"{picture.path.name}.png")
+    content = {**about, "box": "left, top, right, bottom in pixels", "files": files}
+    with in_one_step(out / "boxes.json") as file:
+        file.write((json.dumps(content, indent=1) + "\n").encode())
+
+
+def draw(picture: Picture, edges: list[float], path: Path) -> None:
+    with extra("PIL.Image").open(picture.path) as file:
+        page = extra("PIL.ImageOps").exif_transpose(file).convert("RGB")
+    wide = max(2, round(max(picture.size) / 150))
+    extra("PIL.ImageDraw").Draw(page).rectangle(edges, outline=LINE, width=wide)
+    with in_one_step(path) as file:
+        page.save(file, format="PNG")
