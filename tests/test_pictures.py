@@ -109,7 +109,9 @@ def test_outputs_are_pooled(name):
     assert found.shape == (3, 1, 28, 28)
 
 
-@pytest.mark.parametrize("family", networks.FAMILIES)
+@pytest.mark.parametrize(
+    "family", [name for name in networks.FAMILIES if name != "window"]
+)  # which is a half
 def test_the_identitys_lattice_is_the_image(family):
     family = networks.FAMILIES[family]()
     lines = pictures.lattice(family, family.identity(), 28)
