@@ -61,10 +61,10 @@ def test_what_is_shown(probe, flock):
     middle = (found.boxes[:, :2] + found.boxes[:, 2:]) / 2
     torch.testing.assert_close(found.corners.mean(2)[:, 0], middle, rtol=0, atol=1e-3)
     assert (found.corners.mean(2)[:, 1] == 0.5).all()
-    assert found.true[:6] == ["Class 1"] * 5 + ["Class 2"]
-    wrong = [
-        at for at, (one, other) in enumerate(zip(found.true, found.predicted, strict=True)) if one != other
+    assert [text.splitlines()[0] for text, _ in found.captions[:6]] == [
+        f"Class {n}" for n in (1, 2, 3, 4, 5, 2)
     ]
+    wrong = [at for at, (_, colour) in enumerate(found.captions) if colour == pictures.WRONG]
     assert [numbers[at] for at in wrong] == [7]
 
 
@@ -88,7 +88,7 @@ def test_windows_are_drawn_in_the_colours_of_their_transformers(probe, flock, tm
         for window, corners in zip(windows, found.corners[number], strict=True):
             expected = (corners + 1) * 112 - 0.5
             np.testing.assert_allclose(window.get_xy()[:4], expected, atol=1e-4)
-    assert made.axes[6].get_xlabel() == "Class 2\ntaken for Class 1"
+    assert made.axes[6].get_xlabel() == "Class 3\ntaken for Class 1"
     assert made.axes[6].xaxis.label.get_color() == pictures.WRONG
     assert made.axes[0].get_xlabel() == "Class 1"
     assert made.axes[0].xaxis.label.get_color() == pictures.RIGHT

@@ -45,7 +45,8 @@ COLOURS: dict[tuple[str, int], dict[str | None, str]] = {
     ("FCN", 1): {None: "#a3a3a3", "affine": "#f0a848", "projective": "#e06c1f", "spline": "#a8321a"},
     ("CNN", 1): {None: "#3d3d3d", "affine": "#7ab8ea", "projective": "#2f7fc4", "spline": "#143f86"},
     ("FCN", 2): {"affine": "#79c285", "projective": "#2f9347", "spline": "#12572b"},
-    ("CNN", 4): {"affine": "#143f86"},
+    ("CNN", 2): {"window": "#2f7fc4", "attention": "#79c285", "affine": "#2f9347"},
+    ("CNN", 4): {"affine": "#143f86", "window": "#143f86"},
 }
 
 
