@@ -217,7 +217,7 @@ def opened(cell: Cell, results: Sequence[Result], say: Say) -> Trained | None:
     for result in results:
         path = probes.path_of(result.path)
         if result.record.settings.get("held_out"):
-            say(f"{result.path} was tested on digits held out: there are no pictures of these")
+            say(f"{result.path} was tested on images held out: there are no pictures of these")
         elif path.exists():
             probe = probes.read(path)
             numbers = cell.model.transformers * family_of(cell.model, cell.data).num_params
