@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from benchmarks import birds
+from benchmarks import birds, steps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def result(tmp_path_factory, one_thread):
     path = tmp_path_factory.mktemp("birds") / "birds.json"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(birds, "ROUNDS", 1)
+        patch.setattr(steps, "ROUNDS", 1)
         patch.setattr(birds, "IMAGES", 200)
         patch.setattr(birds, "CASES", birds.CASES[:3])
         assert birds.main(["--quick", "--out", str(path)]) == 0
@@ -53,5 +53,5 @@ def test_the_table(result):
 def test_what_does_not_train_is_not_measured(monkeypatch):
     monkeypatch.setattr(birds.FineGrainedRun, "means", lambda run, count: (float("nan"), 0.0))
     settings = birds.BirdSettings(batch=2, backbone="efficientnet-lite0")
-    with pytest.raises(RuntimeError, match="it does not train: its loss is nan"):
+    with pytest.raises(RuntimeError, match="224px/CNN does not train: its loss is nan"):
         birds.run("cpu", 1, settings, side=32, size=(40, 50))
