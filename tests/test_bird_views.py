@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from data_files import BIRD_SIZES, write_birds, write_flock
+from data_files import BIRD_SIZES, made_flock, write_birds
 
 from spatial_transformer.experiments.data import bird_views, birds, places
 from spatial_transformer.experiments.data.bird_views import Views, Windows, held_out, photographs
@@ -32,9 +32,7 @@ def four(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def flock(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("flock")
-    write_flock(folder)
-    return birds.load(folder, say=lambda line: None)
+    return made_flock(tmp_path_factory.mktemp("flock"))
 
 
 def test_images_are_gathered_as_they_are(four):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from data_files import write_flock
+from data_files import made_flock, write_flock
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -28,7 +28,7 @@ from spatial_transformer.experiments import (
 )
 from spatial_transformer.experiments.catalogue import EXPERIMENTS
 from spatial_transformer.experiments.checkpoints import Checkpoint
-from spatial_transformer.experiments.data import backbones, birds, places
+from spatial_transformer.experiments.data import backbones, places
 from spatial_transformer.experiments.data.bird_views import Views
 from spatial_transformer.experiments.efficientnet_lite import SCALES, Features
 from spatial_transformer.experiments.fine_grained_runs import BirdSet, FineGrainedRun, norms
@@ -59,12 +59,7 @@ class Small(nn.Module):
 
 @pytest.fixture(scope="module")
 def flock(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("flock")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(places.VARIABLE, raising=False)
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        write_flock(folder, species=4, each=10, trained=6)
-        return birds.load(folder, say=lambda line: None)
+    return made_flock(tmp_path_factory.mktemp("flock"), species=4, each=10, trained=6)
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data_files import write_flock
+from data_files import made_flock
 
 import spatial_transformer as st
 from spatial_transformer.experiments import pictures, probes
 from spatial_transformer.experiments import pictures_of_birds as drawn
-from spatial_transformer.experiments.data import birds, places
 from spatial_transformer.experiments.data.bird_views import Views, photographs
 
 pytest.importorskip("matplotlib")
@@ -26,12 +25,7 @@ PATH = Path("some.npz")
 
 @pytest.fixture(scope="module")
 def flock(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("flock")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(places.VARIABLE, raising=False)
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        write_flock(folder, species=5, each=8, trained=3)
-        return birds.load(folder, say=lambda line: None)
+    return made_flock(tmp_path_factory.mktemp("flock"), species=5, each=8, trained=3)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ pytest.importorskip("safetensors")
 pytest.importorskip("matplotlib")
 image_module = pytest.importorskip("PIL.Image")
 
-from data_files import write_flock, write_numbers  # noqa: E402
+from data_files import made_flock, write_numbers  # noqa: E402
 
 from spatial_transformer.cli import main  # noqa: E402
 from spatial_transformer.experiments import (  # noqa: E402
@@ -27,7 +27,7 @@ from spatial_transformer.experiments import (  # noqa: E402
     predicting,
 )
 from spatial_transformer.experiments.catalogue import EXPERIMENTS  # noqa: E402
-from spatial_transformer.experiments.data import birds, svhn  # noqa: E402
+from spatial_transformer.experiments.data import svhn  # noqa: E402
 from spatial_transformer.experiments.data.bird_views import Views, photographs  # noqa: E402
 from spatial_transformer.experiments.efficientnet_lite import SCALES, Features  # noqa: E402
 from spatial_transformer.experiments.fine_grained_runs import BirdSet  # noqa: E402
@@ -51,11 +51,10 @@ def alone(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def flock(tmp_path_factory):
-    place = tmp_path_factory.mktemp("flock")
-    write_flock(place, species=4, each=3, trained=2)
+    given = made_flock(tmp_path_factory.mktemp("flock"), species=4, each=3, trained=2)
     torch.manual_seed(0)
     features = Features(SCALES["efficientnet-lite0"])
-    return BirdSet("birds", birds.load(place, say=lambda line: None), lambda name: features)
+    return BirdSet("birds", given, lambda name: features)
 
 
 def trained(data, name, experiment="svhn", settings=TINY):
