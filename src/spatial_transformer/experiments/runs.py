@@ -209,11 +209,12 @@ def stretches(network: nn.Module, parts: Sequence[str]) -> list[tuple[slice, str
     >>> stretches(nn.Sequential(nn.Linear(2, 1), nn.PReLU(), nn.Linear(1, 1)), ["2."])
     [(slice(0, 4, None), None), (slice(4, 6, None), '2.')]
     """
-    found: list[tuple[slice, str | None]] = []
-    start = 0
-    of = {name: next((part for part in parts if name.startswith(part)), None)
-          for name, _ in network.named_parameters()}  # fmt: skip
-    for part, some in itertools.groupby(network.named_parameters(), key=lambda named: of[named[0]]):
+
+    def part_of(named: tuple[str, Tensor]) -> str | None:
+        return next((part for part in parts if named[0].startswith(part)), None)
+
+    found, start = [], 0
+    for part, some in itertools.groupby(network.named_parameters(), key=part_of):
         end = start + sum(parameter.numel() for _, parameter in some)
         found.append((slice(start, end), part))
         start = end
