@@ -10,12 +10,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import statistics
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -23,26 +19,31 @@ import torch
 from spatial_transformer.experiments.data.birds import Birds
 from spatial_transformer.experiments.efficientnet_lite import SCALES, Features
 from spatial_transformer.experiments.fine_grained import SIDE, SPECIES
-from spatial_transformer.experiments.fine_grained_runs import LAYOUTS, FineGrainedRun, Settings
-from spatial_transformer.experiments.lockstep import Lockstep
-from spatial_transformer.experiments.spec import PRECISIONS
+from spatial_transformer.experiments.fine_grained_runs import LAYOUTS, BirdSet, FineGrainedRun
+from spatial_transformer.experiments.paper.birds import BirdSettings
+from spatial_transformer.experiments.spec import PRECISIONS, Cell, Data, Model
 
 from . import cuda
-from .record import heading, write
-from .steps import device_of
-from .table import show
+from .record import heading
+from .steps import device_of, timed
+from .table import carry_out
 
-ROUNDS = 5
 IMAGES = 1000
 GOAL = 1.15  # times the model's time on 224 px that it may take on 448
 
 
 class Case(NamedTuple):
-    """A cell; ``zoom``: how many times larger than a crop its images are."""
+    """What is timed; ``zoom``: how many times larger than a crop its images are."""
 
     name: str
     crops: int
     zoom: int
+
+    def cell(self, settings: BirdSettings, side: int) -> Cell:
+        name, kind = self.name.split()
+        model = Model(name, "CNN", "window" if self.crops else None, transformers=self.crops or 1)
+        data = Data(kind, self.zoom * side, side, channels=3, classes=SPECIES)
+        return Cell("birds", model, data, settings, paper=None)
 
 
 CASES = (
@@ -56,14 +57,14 @@ CASES = (
 WAYS = [(precision, layout) for precision in PRECISIONS for layout in LAYOUTS]
 
 
-def made_up(count: int, size: tuple[int, int], device: str) -> Birds:
-    """Birds of noise, all of them of one size, to train on but for the last species."""
+def made_up(count: int, size: tuple[int, int], device: str, backbone: str) -> BirdSet:
+    """Birds of noise, all of them of one size, to train on but for the last species; random weights."""
     height, width = size
     area = height * width
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (count * area, 3), dtype=torch.uint8, generator=generator).to(device)
     labels = torch.arange(count) % SPECIES
-    return Birds(
+    birds = Birds(
         pixels,
         area * torch.arange(count),
         torch.tensor([height, width]).expand(count, 2).clone(),
@@ -73,27 +74,15 @@ def made_up(count: int, size: tuple[int, int], device: str) -> Birds:
         [str(number) for number in range(count)],
         [f"{number:03d}.Bird" for number in range(SPECIES)],
     )
-
-
-def measured(run: FineGrainedRun, steps: int) -> float:
-    """Milliseconds of a step, the median of rounds."""
-    alone = Lockstep([run])
-    alone.advance(2)
-    rounds = []
-    for _ in range(ROUNDS):
-        begin = time.perf_counter()
-        alone.advance(steps)
-        rounds.append((time.perf_counter() - begin) / steps)
-    loss, _ = run.means(2 + ROUNDS * steps)
-    if not 0 < loss < 20:
-        raise RuntimeError(f"it does not train: its loss is {loss}")
-    return 1000 * statistics.median(rounds)
+    torch.manual_seed(0)
+    features = Features(SCALES[backbone])
+    return BirdSet("noise", birds, lambda name: features)
 
 
 def run(
     device: str,
     steps: int,
-    settings: Settings,
+    settings: BirdSettings,
     *,
     side: int = SIDE,
     size: tuple[int, int] = (320, 427),
@@ -102,9 +91,7 @@ def run(
     """The result of all cases. size: height and width of the images."""
     result: dict[str, Any] = {"suite": "birds", **heading(), "device": device_of(device)}
     result |= {"settings": dataclasses.asdict(settings), "side": side, "cases": []}
-    birds = made_up(IMAGES, size, device)
-    torch.manual_seed(0)
-    backbone = Features(SCALES[settings.backbone])
+    birds = made_up(IMAGES, size, device, settings.backbone)
     for case in CASES:
         row: dict[str, Any] = {"name": case.name, "milliseconds": {}, "memory": {}}
         for precision, layout in ways:
@@ -113,10 +100,8 @@ def run(
             if device == "cuda":
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
-            one = FineGrainedRun(
-                given, 0, birds, backbone, device, crops=case.crops, size=case.zoom * side, side=side
-            )
-            row["milliseconds"][f"{precision}, {layout}"] = measured(one, steps)
+            one = FineGrainedRun(case.cell(given, side), 0, birds, device)
+            row["milliseconds"][f"{precision}, {layout}"] = timed([one], steps)
             if device == "cuda":
                 row["memory"][f"{precision}, {layout}"] = torch.cuda.max_memory_reserved()
             del one
@@ -159,26 +144,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.birds", description="Steps of training on birds."
     )
-    parser.add_argument("--out", type=Path, help="write the result here, as JSON")
     parser.add_argument("--quick", action="store_true", help="a smoke run on the CPU: no measurements")
     parser.add_argument("--steps", type=int, default=20, help="of a round")
-    parser.add_argument("--batch", type=int, default=Settings.batch)
-    parser.add_argument("--table", type=Path, help="measure nothing: show this result's table")
-    parser.add_argument("--into", type=Path, help="with --table: put it into this document")
-    given = parser.parse_args(argv)
-    if given.table is not None:
-        show(markdown(json.loads(given.table.read_text())), given.table, given.into)
-        return 0
-    if given.quick:
-        settings = Settings(batch=2, backbone="efficientnet-lite0")
-        result = run("cpu", 1, settings, side=32, size=(40, 50), ways=WAYS[:1])
-    else:
+    parser.add_argument("--batch", type=int, default=BirdSettings.batch)
+
+    def measure(given: argparse.Namespace) -> dict[str, Any]:
+        if given.quick:
+            settings = BirdSettings(batch=2, backbone="efficientnet-lite0")
+            return run("cpu", 1, settings, side=32, size=(40, 50), ways=WAYS[:1])
         if (reason := cuda.why_not()) is not None:
             parser.error(reason)
-        result = run("cuda", given.steps, Settings(batch=given.batch))
-    if given.out is not None:
-        write(result, given.out)
-    print(markdown(result))
+        return run("cuda", given.steps, BirdSettings(batch=given.batch))
+
+    carry_out(parser, argv, measure, markdown)
     return 0
 
 

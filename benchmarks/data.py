@@ -9,11 +9,9 @@ the same in float64 on the CPU. *PyTorch* is the same formulas with ``torch.rand
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -27,8 +25,8 @@ from spatial_transformer.experiments.data.random_numbers import RandomNumbers
 
 from . import cpu, cuda
 from .measure import BUSY, QUICK, Device, Effort, Turn, interleaved, quartiles
-from .record import heading, write
-from .table import milliseconds, show
+from .record import heading
+from .table import carry_out, milliseconds
 
 DEVICES: dict[str, Device] = {"cpu": cpu.DEVICE, "cuda": cuda.DEVICE}
 EFFORT = {"cpu": Effort(processes=0, rounds=10, seconds=2.0, patience=10.0), "cuda": cuda.DEVICE.effort}
@@ -218,23 +216,16 @@ def cell(found: Mapping[str, Any] | None) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.data", description="The speed of the data.")
     parser.add_argument("--device", choices=DEVICES, default="cpu")
-    parser.add_argument("--out", type=Path, help="write the result here, as JSON")
     parser.add_argument("--quick", action="store_true", help="a smoke run: no measurements")
-    parser.add_argument("--table", type=Path, help="measure nothing: show this result's table")
-    parser.add_argument("--into", type=Path, help="with --table: put it into this document")
-    given = parser.parse_args(argv)
-    if given.table is not None:
-        show(markdown(json.loads(given.table.read_text())), given.table, given.into)
-        return 0
-    reason = DEVICES[given.device].why_not()
-    if reason is not None:
-        parser.error(f"--device {given.device} cannot run here: {reason}")
-    cases = [case._replace(count=4) for case in CASES] if given.quick else CASES
-    result = run(given.device, QUICK if given.quick else EFFORT[given.device], cases)
-    if given.out is not None:
-        write(result, given.out)
-    print(markdown(result))
-    return 1 if any(case["contenders"][OURS]["wrong"] for case in result["cases"]) else 0
+
+    def measure(given: argparse.Namespace) -> dict[str, Any]:
+        if (reason := DEVICES[given.device].why_not()) is not None:
+            parser.error(f"--device {given.device} cannot run here: {reason}")
+        cases = [case._replace(count=4) for case in CASES] if given.quick else CASES
+        return run(given.device, QUICK if given.quick else EFFORT[given.device], cases)
+
+    result = carry_out(parser, argv, measure, markdown)
+    return 1 if result and any(case["contenders"][OURS]["wrong"] for case in result["cases"]) else 0
 
 
 if __name__ == "__main__":

@@ -10,13 +10,11 @@ both memory layouts, of which its faster one counts.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,9 +28,9 @@ from spatial_transformer.experiments.house_numbers import Network
 from spatial_transformer.experiments.runs import tensor_cores
 
 from . import cuda
-from .record import heading, write
+from .record import heading
 from .steps import device_of
-from .table import show
+from .table import carry_out
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 WAYS = ("graph", "eager")
@@ -231,25 +229,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.house_numbers",
         description="Forward and backward of the networks that read house numbers.",
     )
-    parser.add_argument("--out", type=Path, help="write the result here, as JSON")
     parser.add_argument("--quick", action="store_true", help="a smoke run on the CPU: no measurements")
     parser.add_argument("--steps", type=int, default=20, help="of a round")
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--table", type=Path, help="measure nothing: show this result's table")
-    parser.add_argument("--into", type=Path, help="with --table: put it into this document")
-    given = parser.parse_args(argv)
-    if given.table is not None:
-        show(markdown(json.loads(given.table.read_text())), given.table, given.into)
-        return 0
-    if given.quick:
-        result = run("cpu", sizes=[32], batch=2, steps=1, filters=[4] * 8, units=[16])
-    else:
+
+    def measure(given: argparse.Namespace) -> dict[str, Any]:
+        if given.quick:
+            return run("cpu", sizes=[32], batch=2, steps=1, filters=[4] * 8, units=[16])
         if (reason := cuda.why_not()) is not None:
             parser.error(reason)
-        result = run("cuda", batch=given.batch, steps=given.steps)
-    if given.out is not None:
-        write(result, given.out)
-    print(markdown(result))
+        return run("cuda", batch=given.batch, steps=given.steps)
+
+    carry_out(parser, argv, measure, markdown)
     return 0
 
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,12 +20,12 @@ import torch
 from spatial_transformer.experiments.catalogue import EXPERIMENTS
 from spatial_transformer.experiments.data import uci_digits
 from spatial_transformer.experiments.lockstep import Lockstep
-from spatial_transformer.experiments.runs import Run
+from spatial_transformer.experiments.runs import Descent, Run
 from spatial_transformer.experiments.spec import PRECISIONS, Cell
 
 from . import cuda
-from .record import heading, write
-from .table import show
+from .record import heading
+from .table import carry_out
 
 TABLES = ("distorted-mnist", "cluttered-mnist")
 CELLS = {cell.name: cell for name in TABLES for cell in EXPERIMENTS[name].cells}
@@ -66,6 +64,11 @@ def measured(
     runs = [Run(cell, seed, digits, device) for seed, cell in enumerate(cells)]
     for each in runs:
         prepare(each)
+    return timed(runs, steps)
+
+
+def timed(runs: Sequence[Descent], steps: int) -> float:
+    """Milliseconds of a step of all, the median of rounds."""
     together = Lockstep(runs)
     together.advance(2)
     rounds = []
@@ -73,7 +76,7 @@ def measured(
         begin = time.perf_counter()
         together.advance(steps)
         rounds.append((time.perf_counter() - begin) / steps)
-    for run in together.runs:
+    for run in runs:
         loss, _ = run.means(2 + ROUNDS * steps)
         if not 0 < loss < 20:
             raise RuntimeError(f"{run.cell.name} does not train: its loss is {loss}")
@@ -131,25 +134,17 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.steps", description="Steps of training.")
-    parser.add_argument("--out", type=Path, help="write the result here, as JSON")
     parser.add_argument("--quick", action="store_true", help="a smoke run on the CPU: no measurements")
     parser.add_argument("--steps", type=int, default=100, help="of a round")
-    parser.add_argument("--table", type=Path, help="measure nothing: show this result's table")
-    parser.add_argument("--into", type=Path, help="with --table: put it into this document")
-    given = parser.parse_args(argv)
-    if given.table is not None:
-        show(markdown(json.loads(given.table.read_text())), given.table, given.into)
-        return 0
-    if given.quick:
-        result = run("cpu", 1, [CASES[0], CASES[1]], [1, 2], batch=8)
-    else:
-        reason = cuda.why_not()
-        if reason is not None:
+
+    def measure(given: argparse.Namespace) -> dict[str, Any]:
+        if given.quick:
+            return run("cpu", 1, [CASES[0], CASES[1]], [1, 2], batch=8)
+        if (reason := cuda.why_not()) is not None:
             parser.error(reason)
-        result = run("cuda", given.steps, CASES, [1, AT_ONCE])
-    if given.out is not None:
-        write(result, given.out)
-    print(markdown(result))
+        return run("cuda", given.steps, CASES, [1, AT_ONCE])
+
+    carry_out(parser, argv, measure, markdown)
     return 0
 
 

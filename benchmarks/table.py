@@ -6,11 +6,12 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .measure import BUSY, PASSES
+from .record import write
 from .suites import CAST, COMPILED, FUSED, PEER
 
 Table = tuple[list[str], list[list[str]]]  # header and rows
@@ -237,6 +238,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     given = parser.parse_args(argv)
     show(markdown(json.loads(given.result.read_text())), given.result, given.into)
+
+
+def carry_out(
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None,
+    measure: Callable[[argparse.Namespace], dict[str, Any]],
+    markdown: Callable[[Mapping[str, Any]], str],
+) -> dict[str, Any] | None:
+    """The command of a benchmark that has a table of its own: measures, writes the result and prints its
+    table, and gives the result; or, asked for the table of a result, shows that and gives None."""
+    parser.add_argument("--out", type=Path, help="write the result here, as JSON")
+    parser.add_argument("--table", type=Path, help="measure nothing: show this result's table")
+    parser.add_argument("--into", type=Path, help="with --table: put it into this document")
+    given = parser.parse_args(argv)
+    if given.table is not None:
+        show(markdown(json.loads(given.table.read_text())), given.table, given.into)
+        return None
+    result = measure(given)
+    if given.out is not None:
+        write(result, given.out)
+    print(markdown(result))
+    return result
 
 
 def show(table: str, result: Path, into: Path | None) -> None:

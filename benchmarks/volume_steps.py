@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,9 +22,9 @@ from spatial_transformer.experiments.runs import Run
 from spatial_transformer.experiments.spec import PRECISIONS
 
 from . import cuda
-from .record import heading, write
+from .record import heading
 from .steps import device_of, measured, with_settings
-from .table import show
+from .table import carry_out
 
 EXPERIMENT = EXPERIMENTS["volumes"]
 IMPLEMENTATIONS = ("fused", "torch")
@@ -82,22 +80,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.volume_steps", description="Steps of training on volumes."
     )
-    parser.add_argument("--out", type=Path, help="write the result here, as JSON")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--steps", type=int, default=50, help="of a round")
     parser.add_argument("--batch", type=int, default=EXPERIMENT.settings.batch)
-    parser.add_argument("--table", type=Path, help="measure nothing: show this result's table")
-    parser.add_argument("--into", type=Path, help="with --table: put it into this document")
-    given = parser.parse_args(argv)
-    if given.table is not None:
-        show(markdown(json.loads(given.table.read_text())), given.table, given.into)
-        return 0
-    if given.device == "cuda" and (reason := cuda.why_not()) is not None:
-        parser.error(reason)
-    result = run(given.device, given.steps, batch=given.batch)
-    if given.out is not None:
-        write(result, given.out)
-    print(markdown(result))
+
+    def measure(given: argparse.Namespace) -> dict[str, Any]:
+        if given.device == "cuda" and (reason := cuda.why_not()) is not None:
+            parser.error(reason)
+        return run(given.device, given.steps, batch=given.batch)
+
+    carry_out(parser, argv, measure, markdown)
     return 0
 
 

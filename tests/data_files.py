@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from spatial_transformer.experiments.data import uci_digits
+from spatial_transformer.experiments.data import birds, places, uci_digits
 
 
 def pil():
@@ -153,3 +153,12 @@ def write_flock(root, *, species=3, each=6, trained=4, size=(48, 64), seed=0):
     for name, lines in lists.items():
         (folder / name).write_text("\n".join(lines) + "\n")
     return folder
+
+
+def made_flock(folder, **shape):
+    """The birds of ``write_flock``, loaded, with nothing left in any place but their folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(places.VARIABLE, raising=False)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        write_flock(folder, **shape)
+        return birds.load(folder, say=lambda line: None)

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from data_files import BIRD_SIZES, write_birds, write_flock
+from data_files import BIRD_SIZES, made_flock, write_birds
 
 from spatial_transformer.experiments.data import bird_views, birds, places
 from spatial_transformer.experiments.data.bird_views import Views, Windows, held_out, photographs
@@ -32,9 +32,7 @@ def four(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def flock(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("flock")
-    write_flock(folder)
-    return birds.load(folder, say=lambda line: None)
+    return made_flock(tmp_path_factory.mktemp("flock"))
 
 
 def test_images_are_gathered_as_they_are(four):
@@ -80,7 +78,7 @@ def test_mirrored_is_mirrored(flock):
     assert (plain - plain.flip(3)).abs().max() > 50
 
 
-@pytest.mark.parametrize("augmentation", bird_views.AUGMENTATIONS)
+@pytest.mark.parametrize("augmentation", ["resized", "sampled"])
 def test_what_is_drawn_is_what_the_windows_say(four, augmentation):
     """By the colours of the ramps, which tell where each pixel was; mirrored in about half of the cases."""
     given, views = photographs(four, "train", "cpu"), Views(16, augmentation)
@@ -188,7 +186,7 @@ def skipped(count):
 
 
 def test_held_out_images_are_the_last_of_each_species(flock):
-    found = held_out(flock, 0.25)
+    found = held_out(flock, 3)
     assert len(found.labels) == 12  # no test image
     assert found.split("test").tolist() == [3, 7, 11]
     assert found.labels[found.split("test")].tolist() == [0, 1, 2]
@@ -197,22 +195,21 @@ def test_held_out_images_are_the_last_of_each_species(flock):
     assert torch.equal(found.image(one), flock.image(flock.names.index(found.names[one])))
     assert torch.equal(found.boxes[one], flock.boxes[flock.names.index(found.names[one])])
     assert held_out(flock, 0) is flock
-    for share in (0.05, 0.95):
-        with pytest.raises(ValueError, match="held_out must leave images on both sides"):
-            held_out(flock, share)
+    assert held_out(flock, 5).split("test").tolist() == [2, 3, 6, 7, 11]  # as many as were asked for
+    with pytest.raises(ValueError, match="held_out must be less than the 12 training images, got 12"):
+        held_out(flock, 12)
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"augmentation": "cropped"}, "augmentation must be one of resized, sampled, got 'cropped'"),
-        ({"shape": "round"}, "shape must be one of square, image, got 'round'"),
-        ({"least": 0.0}, "least must be more than 0 and at most 1, got 0.0"),
-        ({"share": 1.5}, "share must be more than 0 and at most 1, got 1.5"),
-        ({"aspect": 0.5}, "aspect must be at least 1, got 0.5"),
-        ({"colour": 1.0}, "colour must be at least 0 and less than 1, got 1.0"),
-    ],
-)
-def test_views_that_cannot_be(changed, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(Views(32), **changed)
+def test_of_larger_species_more_are_held_out(flock):
+    fewer = dataclasses.replace(flock, train=flock.train & (torch.arange(18) != 0) & (torch.arange(18) != 1))
+    found = held_out(fewer, 5)  # of 2, 4 and 4
+    assert found.labels[found.split("test")].tolist() == [0, 1, 1, 2, 2]
+
+
+def test_species_take_turns(flock):
+    """So that the images of a picture, or those that are watched, are not all of the first species."""
+    given = photographs(flock, "test", "cpu")
+    assert given.labels.tolist() == [0, 1, 2] * 2
+    first = [int(torch.where(~flock.train & (flock.labels == species))[0][0]) for species in range(3)]
+    assert given.starts[:3].tolist() == flock.starts[first].tolist()
+    assert bird_views.in_turn(torch.tensor([2, 0, 2, 2, 0])).tolist() == [0, 1, 2, 4, 3]

@@ -10,11 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import spatial_transformer as st
-from spatial_transformer.experiments import fine_grained
 from spatial_transformer.experiments.data.random_numbers import RandomNumbers
 from spatial_transformer.experiments.efficientnet_lite import SCALES, Features
 from spatial_transformer.experiments.fine_grained import FineGrained
-from spatial_transformer.experiments.networks import parameters
+from spatial_transformer.experiments.networks import dropped, parameters
 
 pytestmark = pytest.mark.usefixtures("one_thread", "seed")
 
@@ -155,23 +154,10 @@ def test_dropout_takes_a_runs_own_numbers(backbone):
 
 
 def test_dropout_keeps_the_mean():
-    thinned = fine_grained.thinned(torch.ones(100, 1000), 0.7, RandomNumbers(0))
+    thinned = dropped(torch.ones(100, 1000), 0.7, RandomNumbers(0))
     assert thinned.unique().tolist() == [0.0, pytest.approx(1 / 0.3)]
     assert (thinned == 0).float().mean() == pytest.approx(0.7, abs=0.01)
     assert thinned.mean() == pytest.approx(1, abs=0.03)
-
-
-def test_the_localiser_learns_slower(backbone):
-    network = FineGrained(backbone, crops=2, side=SIDE, size=SIDE)
-    rest, own = fine_grained.parameter_groups(network, 0.1)
-    assert (rest["lr"], own["lr"]) == (0.1, pytest.approx(1e-5))
-    transformer = network.transformer
-    expected = {*transformer.localiser.parameters(), *transformer.head.parameters()}
-    assert set(own["params"]) == expected
-    assert set(rest["params"]) == {*network.parameters()} - expected
-    assert fine_grained.parameter_groups(network, 0.1, localiser_rate=0.5)[1]["lr"] == 0.05
-    (only,) = fine_grained.parameter_groups(FineGrained(backbone), 0.1)
-    assert only["lr"] == 0.1
 
 
 @pytest.mark.parametrize("family", [st.Attention(), st.Affine()])

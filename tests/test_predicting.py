@@ -13,12 +13,14 @@ pytest.importorskip("safetensors")
 pytest.importorskip("matplotlib")
 image_module = pytest.importorskip("PIL.Image")
 
-from data_files import write_numbers  # noqa: E402
+from data_files import made_flock, write_numbers  # noqa: E402
 
 from spatial_transformer.cli import main  # noqa: E402
 from spatial_transformer.experiments import (  # noqa: E402
+    bird_predictions,
     checkpoints,
     engine,
+    fine_grained_runs,
     house_number_predictions,
     house_number_runs,
     house_numbers,
@@ -26,6 +28,9 @@ from spatial_transformer.experiments import (  # noqa: E402
 )
 from spatial_transformer.experiments.catalogue import EXPERIMENTS  # noqa: E402
 from spatial_transformer.experiments.data import svhn  # noqa: E402
+from spatial_transformer.experiments.data.bird_views import Views, photographs  # noqa: E402
+from spatial_transformer.experiments.efficientnet_lite import SCALES, Features  # noqa: E402
+from spatial_transformer.experiments.fine_grained_runs import BirdSet  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = {"width": 0.02, "batch": 2, "steps": 1, "curve": 1}
@@ -44,12 +49,20 @@ def alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def trained(numbers, name):
+@pytest.fixture(scope="module")
+def flock(tmp_path_factory):
+    given = made_flock(tmp_path_factory.mktemp("flock"), species=4, each=3, trained=2)
+    torch.manual_seed(0)
+    features = Features(SCALES["efficientnet-lite0"])
+    return BirdSet("birds", given, lambda name: features)
+
+
+def trained(data, name, experiment="svhn", settings=TINY):
     """The weights that the engine leaves of a cell."""
-    (cell,) = (each for each in EXPERIMENTS["svhn"].cells if each.name == name)
-    cell = dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, **TINY))
+    (cell,) = (each for each in EXPERIMENTS[experiment].cells if each.name == name)
+    cell = dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, **settings))
     (job,) = engine.jobs([cell], [0], Path("results"), Path("runs"))
-    engine.train([job], numbers, torch.device("cpu"))
+    engine.train([job], data, torch.device("cpu"))
     return job.weights
 
 
@@ -88,6 +101,52 @@ def test_the_command(name, numbers, capsys):
     assert drawn.exists() == ("ST" in name)
 
 
+@pytest.mark.parametrize(("name", "views"), [("448px/2xST-CNN", 1), ("224px/CNN", 2)])
+def test_species(name, views, flock, capsys):
+    settings = {"backbone": "efficientnet-lite0", "batch": 2, "steps": 1, "curve": 1, "views": views}
+    weights = trained(flock, name, "birds", settings)
+    test = flock.birds.split("test")
+    paths = [picture(flock.birds.image(int(number)), f"{number}.png") for number in test[:2]]
+    capsys.readouterr()
+    assert main(["predict", str(weights), *paths, "--out", "looks.png"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    kept = checkpoints.load_weights(weights)
+    network = fine_grained_runs.build(predicting.cell_of(kept), flock.backbone(""), 4).eval()
+    network.load_state_dict(kept.tensors)
+    given = photographs(flock.birds, "test", "cpu")
+    images = [
+        Views(int(name[:3])).middle(given, torch.arange(2), mirrored=way) for way in (False, True)[:views]
+    ]
+    with torch.no_grad():
+        chances = sum(network(image).softmax(1) for image in images) / views
+    for path, line, each in zip(paths, lines, chances, strict=False):
+        best = sorted(enumerate(each.tolist()), key=lambda pair: -pair[1])[:3]
+        assert line == f"{path}: " + ", ".join(
+            f"Class {at + 1} ({100 * chance:.0f} %)" for at, chance in best
+        )
+    assert lines[2:] == (["looks.png"] if "ST" in name else [])
+    assert Path("looks.png").exists() == ("ST" in name)
+
+
+def test_where_it_looks_is_drawn_on_the_picture(flock, monkeypatch):
+    """As the network sees it, with each window where theta has it."""
+    settings = {"backbone": "efficientnet-lite0", "batch": 2, "steps": 1, "curve": 1}
+    kept = checkpoints.load_weights(trained(flock, "448px/2xST-CNN", "birds", settings))
+    kept.tensors["transformer.head.weight"].zero_()
+    kept.tensors["transformer.head.bias"].copy_(torch.tensor([0.1, 0.2, -0.3, 0.0]))
+    image = flock.birds.image(int(flock.birds.split("test")[0]))
+    (answer,), figure = bird_predictions.predict(predicting.cell_of(kept), kept, [image], ["mine.png"])
+    (axes,) = figure.axes
+    best = answer.split(" (")[0]
+    assert axes.get_xlabel() == f"mine.png\n{best}"
+    seen = Views(224).middle(photographs(flock.birds, "test", "cpu"), torch.zeros(1, dtype=torch.int64))[0]
+    shown = torch.from_numpy(axes.images[0].get_array().copy()).permute(2, 0, 1)
+    torch.testing.assert_close(shown.float(), seen, rtol=0, atol=0.51)
+    middles = [torch.from_numpy(window.get_xy()[:4]).mean(0) for window in axes.patches]
+    expected = (torch.tensor([[0.1, 0.2], [-0.3, 0.0]], dtype=torch.float64) + 1) * 112 - 0.5
+    torch.testing.assert_close(torch.stack(middles), expected, rtol=0, atol=1e-3)
+
+
 def test_pictures_of_any_size_become_crops():
     ramp = torch.arange(100, dtype=torch.float32).expand(3, 50, 100) * 2.5
     found = house_number_predictions.resized(ramp.round().to(torch.uint8), 64)
@@ -123,7 +182,7 @@ def test_what_cannot_be_predicted(numbers, capsys, tmp_path):
     assert "is of no known network: '32px/CNN'" in changed(cell="32px/CNN")
     assert "does not fit 64px/CNN" in changed(settings=kept.settings | {"width": 0.03})
     assert "is of no known network" in changed(settings={"spin": 3})
-    assert "is of distorted-mnist: there are predictions of svhn, svhn-augmented alone" in changed(
+    assert "is of distorted-mnist: there are predictions of svhn, svhn-augmented, birds alone" in changed(
         experiment="distorted-mnist", cell="R/FCN", settings={}
     )
     checkpoints.write({}, Path("c.safetensors"), {"run": "{}"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-from .paper import addition, cluttered_mnist, colocalisation, distorted_mnist, svhn, volumes
+from .paper import addition, birds, cluttered_mnist, colocalisation, distorted_mnist, svhn, volumes
 from .spec import Cell, Experiment
 
 EXPERIMENTS = {
@@ -18,6 +18,7 @@ EXPERIMENTS = {
         volumes.EXPERIMENT,
         svhn.EXPERIMENT,
         svhn.AUGMENTED,
+        birds.EXPERIMENT,
     )
 }
 
@@ -30,11 +31,16 @@ def chosen(experiment: Experiment, models: Sequence[str] = (), data: Sequence[st
     """
     rows = {known("model", name, [model.name for model in experiment.models]) for name in models}
     columns = {known("data", name, [one.kind for one in experiment.data]) for name in data}
-    return [
+    found = [
         cell
         for cell in experiment.cells
         if (not rows or cell.model.name in rows) and (not columns or cell.data.kind in columns)
     ]
+    if not found:
+        raise ValueError(
+            f"{experiment.name} has no {', '.join(sorted(rows))} of {', '.join(sorted(columns))}"
+        )
+    return found
 
 
 def known(what: str, name: str, names: Iterable[str]) -> str:

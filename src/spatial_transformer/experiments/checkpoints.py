@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,6 +65,7 @@ class Weights(NamedTuple):
     experiment: str
     cell: str
     settings: dict[str, Any]
+    names: Sequence[str] = ()  # of the classes, where they are not digits
 
 
 def save_weights(tensors: Mapping[str, Tensor], path: Path, about: Mapping[str, Any] | None = None) -> None:

@@ -6,6 +6,7 @@ It has the interface of ``runs.Run``, and what is said there of steps and states
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -221,6 +222,8 @@ class Objective:
 
 class Colocalisation:
     """A cell of Table 5 and a seed on a device. ``folder``: where the encoder is kept."""
+
+    names: Sequence[str] = ()
 
     def __init__(
         self, cell: Cell, seed: int, digits: DigitSet, device: torch.device | str, folder: Path

@@ -143,6 +143,7 @@ class Training:
                 "experiment": job.cell.experiment,
                 "cell": job.cell.name,
                 "settings": dataclasses.asdict(self.settings),
+                "names": list(run.names),
             }
             checkpoints.save_weights(run.network.state_dict(), job.weights, about)
             theta = tested.theta[: probes.SHOWN]

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..families import Affine, Attention, Family
+from ..families import Family
 from ..localisers import Head
-from ..module import SpatialTransformer, param_groups
+from ..module import SpatialTransformer
 from .data.random_numbers import RandomNumbers
 from .efficientnet_lite import MEAN, REDUCTION, Features
-from .networks import orthogonal
+from .networks import FAMILIES, dropped, orthogonal
 
 SPECIES = 200
 SIDE = 224  # of what a backbone gets to see
-SCALE = 0.5  # "the scale is fixed to 50% of the image size"
 UNITS = 128  # of the localiser's own layers
 DROPOUT = 0.7
-# What crops may be: windows of half the image's size, or of any size, or any affine transformation of it:
-# "we also experimented with more complex transformations".
-FAMILIES: dict[str, Family] = {
-    "window": Attention(scale=SCALE),
-    "attention": Attention(),
-    "affine": Affine(),
-}
-LOCALISER_RATE = 1e-4  # "the base learning rate multiplied by" it, "for stability"
 
 
 class FineGrained(nn.Module):
@@ -60,7 +50,7 @@ class FineGrained(nn.Module):
         super().__init__()
         self.transformer: SpatialTransformer | None = None
         if crops:
-            family = FAMILIES["window"] if family is None else family
+            family = FAMILIES["window"]() if family is None else family
             # Crops that leave the image see what backbones take for nothing.
             self.transformer = SpatialTransformer(
                 PartLocaliser(backbone, size, side),
@@ -84,9 +74,7 @@ class FineGrained(nn.Module):
             stream(laid_out_as(image, crop)).mean((2, 3))
             for stream, crop in zip(self.streams, seen.unbind(1), strict=True)
         ]
-        descriptors = torch.cat(each, dim=1)
-        if random is not None:
-            descriptors = thinned(descriptors, self.dropout, random)
+        descriptors = dropped(torch.cat(each, dim=1), self.dropout, random)
         return self.classifier(descriptors), theta
 
     def seen(self, image: Tensor) -> Tensor:
@@ -136,16 +124,3 @@ def laid_out_as(image: Tensor, crop: Tensor) -> Tensor:
     """A crop in the memory format of the image it is of: convolutions keep to what they are given."""
     last = image.is_contiguous(memory_format=torch.channels_last)
     return crop.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
-
-
-def thinned(descriptors: Tensor, share: float, random: RandomNumbers) -> Tensor:
-    """Dropout. torch's own takes numbers that no checkpoint has, and that differ between devices."""
-    kept = random.uniform(*descriptors.shape) >= share
-    return torch.where(kept, descriptors / (1 - share), 0.0)
-
-
-def parameter_groups(
-    network: FineGrained, rate: float, *, localiser_rate: float = LOCALISER_RATE
-) -> list[dict[str, Any]]:
-    """For an optimiser: the localiser learns at ``localiser_rate`` times the rate of all else."""
-    return param_groups(network, lr=rate, localiser_lr=localiser_rate * rate)

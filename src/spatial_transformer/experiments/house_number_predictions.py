@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,17 +12,18 @@ from torch import Tensor
 from ..families import Affine
 from ..sampling import warp
 from . import house_number_runs, house_numbers, pictures
+from .checkpoints import Weights
 from .pictures_of_house_numbers import looks, written
 from .spec import Cell
 
 
 def predict(
-    cell: Cell, weights: Mapping[str, Tensor], images: Sequence[Tensor], names: Sequence[str]
+    cell: Cell, weights: Weights, images: Sequence[Tensor], names: Sequence[str]
 ) -> tuple[list[str], Any]:
     """The number on each picture uint8 [3, H, W] with its probability, and a figure of where the transformers
     look; None without any."""
     network = house_number_runs.build(cell)
-    network.load_state_dict(dict(weights))
+    network.load_state_dict(weights.tensors)
     pixels = torch.stack([resized(image, cell.data.size) for image in images])
     with torch.no_grad():
         scores, theta = network(house_numbers.normalised(pixels), return_theta=True)

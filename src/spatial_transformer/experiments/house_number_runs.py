@@ -25,6 +25,7 @@ from .spec import Cell
 
 AT_ONCE = 256  # test images
 LOOKED_AT = "looked at"
+LOCALISERS = "transformers."  # how the names of their parameters begin
 
 
 def build(cell: Cell) -> house_numbers.Network:
@@ -48,7 +49,7 @@ class HouseNumberRun(Descent):
             seed,
             device,
             lambda: build(cell),
-            localiser_rate=settings.localiser_rate,
+            rates={LOCALISERS: settings.localiser_rate},
             decay=settings.weight_decay,
         )
         self.settings = settings
@@ -98,7 +99,7 @@ class HouseNumberRun(Descent):
     def set_rate(self) -> None:
         super().set_rate()
         learn = self.step_number >= self.settings.localiser_start
-        self.localiser_rate.fill_(self.settings.localiser_rate if learn else 0.0)
+        self.rates[LOCALISERS].fill_(self.settings.localiser_rate if learn else 0.0)
 
     @torch.no_grad()
     def tested(self) -> Tested:

@@ -36,7 +36,7 @@ from ..families import Affine
 from ..localisers import ConvLocaliser, DenseLocaliser
 from ..module import SpatialTransformer
 from . import networks
-from .data.random_numbers import BITS, RandomNumbers
+from .data.random_numbers import RandomNumbers
 from .data.svhn import DIGITS, NULL
 
 MODELS = ("CNN", "ST-CNN Single", "ST-CNN Multi")
@@ -46,6 +46,7 @@ FILTERS = (48, 64, 128, 160, 192, 192, 192, 192)
 POOLED = (0, 2, 4, 6)  # convolutions that are followed by max[2]
 UNITS = (3072, 3072, 3072)
 TRANSFORMERS = 4  # of ST-CNN Multi
+DROPOUT = 0.5
 WITHOUT_DROPOUT = 1  # so many of the first layers
 FEATURES = 0.25  # how strong what localisers give starts, of what it would be
 DEVIATION = 32.0  # of the training images' pixels, 0 to 255, from the mean of their image
@@ -89,9 +90,10 @@ class Network(nn.Module):
                 signal, theta = self.transformers[number](signal, return_theta=True)
                 found.append(theta)
             if number > WITHOUT_DROPOUT:  # what comes from the layer before
-                signal = dropped(signal, random)
+                signal = networks.dropped(signal, DROPOUT, random)
             signal = layer(signal)
-        scores = self.places(dropped(signal, random)).unflatten(1, (DIGITS, CLASSES))
+        signal = networks.dropped(signal, DROPOUT, random)
+        scores = self.places(signal).unflatten(1, (DIGITS, CLASSES))
         return (scores, torch.cat(found, dim=1)) if return_theta else scores
 
     def theta(self, image: Tensor) -> Tensor:
@@ -192,19 +194,6 @@ def transformer(localiser: Localiser) -> SpatialTransformer:
     with torch.no_grad():
         last.weight *= FEATURES
     return SpatialTransformer(localiser, Affine())
-
-
-def dropped(signal: Tensor, random: RandomNumbers | None) -> Tensor:
-    """Half of a signal, at random, and twice as strong; without random numbers the signal as it is.
-
-    A random number has 24 bits, each as good as any: one serves 24 places.
-    """
-    if random is None:
-        return signal
-    count = signal.numel()
-    words = (random.uniform(-(-count // BITS)) * 2**BITS).to(torch.int32)
-    bits = words[:, None] >> torch.arange(BITS, dtype=torch.int32, device=words.device) & 1
-    return signal * (2 * bits.flatten()[:count].reshape(signal.shape)).to(signal.dtype)
 
 
 def losses(scores: Tensor, labels: Tensor) -> Tensor:

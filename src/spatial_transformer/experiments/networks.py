@@ -12,6 +12,7 @@ from ..control_points import ThinPlateSpline
 from ..families import Affine, Attention, Family, Projective
 from ..localisers import ConvLocaliser, DenseLocaliser
 from ..module import SpatialTransformer
+from .data.random_numbers import BITS, RandomNumbers
 from .spec import CLASSES, Cell, Data, DigitSettings, Model
 
 MEAN, DEVIATION = 0.1307, 0.3081  # of the pixels of MNIST's training digits
@@ -22,6 +23,7 @@ FAMILIES: dict[str, Callable[[], Family]] = {
     "projective": Projective,
     "spline": lambda: ThinPlateSpline((4, 4)),
     "attention": Attention,
+    "window": lambda: Attention(scale=0.5),  # "the scale is fixed to 50% of the image size" (A.6)
 }
 
 
@@ -170,6 +172,21 @@ def orthogonal(module: nn.Module) -> None:
             nn.init.orthogonal_(layer.weight, gain=nn.init.calculate_gain("relu"))
             assert layer.bias is not None
             nn.init.zeros_(layer.bias)
+
+
+def dropped(signal: Tensor, share: float, random: RandomNumbers | None) -> Tensor:
+    """Dropout out of a run's own random numbers; without them the signal as it is. torch's own takes numbers
+    that no checkpoint has, and that differ between devices.
+
+    A random number has 24 bits, each as good as any. A half is a matter of one: a number serves 24 places.
+    """
+    if random is None:
+        return signal
+    count, bits = signal.numel(), 1 if share == 0.5 else BITS
+    words = (random.uniform(-(-count // (BITS // bits))) * 2**BITS).to(torch.int32)
+    shifts = torch.arange(0, BITS, bits, dtype=torch.int32, device=words.device)
+    kept = (words[:, None] >> shifts & (2**bits - 1)) >= share * 2**bits
+    return signal * kept.flatten()[:count].reshape(signal.shape) / (1 - share)
 
 
 def parameters(module: nn.Module) -> int:

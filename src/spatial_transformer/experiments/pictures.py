@@ -45,7 +45,8 @@ COLOURS: dict[tuple[str, int], dict[str | None, str]] = {
     ("FCN", 1): {None: "#a3a3a3", "affine": "#f0a848", "projective": "#e06c1f", "spline": "#a8321a"},
     ("CNN", 1): {None: "#3d3d3d", "affine": "#7ab8ea", "projective": "#2f7fc4", "spline": "#143f86"},
     ("FCN", 2): {"affine": "#79c285", "projective": "#2f9347", "spline": "#12572b"},
-    ("CNN", 4): {"affine": "#143f86"},
+    ("CNN", 2): {"window": "#2f7fc4", "attention": "#79c285", "affine": "#2f9347"},
+    ("CNN", 4): {"affine": "#143f86", "window": "#143f86"},
 }
 
 
@@ -216,7 +217,7 @@ def opened(cell: Cell, results: Sequence[Result], say: Say) -> Trained | None:
     for result in results:
         path = probes.path_of(result.path)
         if result.record.settings.get("held_out"):
-            say(f"{result.path} was tested on digits held out: there are no pictures of these")
+            say(f"{result.path} was tested on images held out: there are no pictures of these")
         elif path.exists():
             probe = probes.read(path)
             numbers = cell.model.transformers * family_of(cell.model, cell.data).num_params

@@ -5,6 +5,7 @@ As on the right of the paper's Table 3: the windows on test images, each transfo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,11 +15,16 @@ import torch
 from torch import Tensor
 
 from ..families import Family
-from .data.bird_views import Views, photographs
+from . import pictures, probes
+from .data import birds as cub
+from .data.bird_views import Photographs, Views, photographs
 from .data.birds import Birds
 from .extra import extra
-from .pictures import BETWEEN, LEFT, RIGHT, WRONG, entitle, figure, panel
+from .pictures import BETWEEN, LEFT, RIGHT, WRONG, Base, Trained, entitle, figure, panel
 from .probes import Probe, ProbeError
+from .results import Wanted
+
+PICTURES = ("cases", "curves")
 
 COLOURS = ("#ff3b30", "#34d058", "#35a7ff", "#ffcc00")  # of the transformers; the paper's are red and green
 ROWS, COLUMNS = 3, 6
@@ -31,9 +37,8 @@ class Shown(NamedTuple):
 
     images: Tensor  # uint8 [N, SEEN, SEEN, 3]: as the network gets to see them
     corners: Tensor  # [N, T, 4, 2]: of the windows, from -1 to 1
-    boxes: Tensor  # [N, 4]: of the birds as (x0, y0, x1, y1), from -1 to 1
-    predicted: list[str]
-    true: list[str]
+    boxes: Tensor | None  # [N, 4]: of the birds as (x0, y0, x1, y1), from -1 to 1, where they are known
+    captions: list[tuple[str, str]]  # and their colours
 
 
 def views_of(settings: Mapping[str, Any]) -> Views:
@@ -60,12 +65,24 @@ def shown(probe: Probe, path: Path, birds: Birds, views: Views, family: Family) 
     theta = torch.from_numpy(probe.theta[chosen.numpy()].astype(np.float32))
     answers = probe.predictions[chosen.numpy()].tolist()
     return Shown(
-        views.middle(given, chosen).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1),
-        family.box(theta.unflatten(1, (-1, family.num_params))),
+        as_shown(views, given, chosen),
+        corners(family, theta),
         views.windows(given.sizes[chosen]).normalised(given.boxes[chosen]),
-        [species(birds.classes[answer]) for answer in answers],
-        [species(birds.classes[label]) for label in given.labels[chosen].tolist()],
+        [
+            caption(species(birds.classes[label]), species(birds.classes[answer]))
+            for label, answer in zip(given.labels[chosen].tolist(), answers, strict=True)
+        ],
     )
+
+
+def as_shown(views: Views, given: Photographs, chosen: Tensor) -> Tensor:
+    """Some images as a network gets to see them. uint8 [N, SEEN, SEEN, 3]"""
+    return views.middle(given, chosen).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+
+
+def corners(family: Family, theta: Tensor) -> Tensor:
+    """Of windows whose parameters come one after another. [N, T * P] -> [N, T, 4, 2]"""
+    return family.box(theta.unflatten(1, (-1, family.num_params)))
 
 
 def spread(count: int) -> Any:
@@ -82,17 +99,19 @@ def species(name: str) -> str:
 
 
 def windows(given: Shown, title: str, footer: str) -> Any:
-    """The images with the windows on them, and dashed the bird's box, which no training sees. Below each the
-    true species, and where it was taken for another one that one too."""
+    """The images with the windows on them, and dashed the bird's box, which no training sees, where it is
+    known; below each its caption."""
     made, table = squares(len(given.images))
     for number, axes in enumerate(table):
         panel(axes, given.images[number])
-        (left, top), (right, bottom) = pixels(given.boxes[number].reshape(2, 2))
-        outline(axes, [(left, top), (right, top), (right, bottom), (left, bottom)], "white", 1.0, "--")
-        for corners, colour in zip(given.corners[number], COLOURS, strict=False):
-            outline(axes, pixels(corners), colour, 2.2, "-")
+        if given.boxes is not None:
+            (left, top), (right, bottom) = pixels(given.boxes[number].reshape(2, 2))
+            outline(axes, [(left, top), (right, top), (right, bottom), (left, bottom)], "white", 1.0, "--")
+        for window, colour in zip(given.corners[number], COLOURS, strict=False):
+            outline(axes, pixels(window), colour, 2.2, "-")
         axes.set(xlim=(-0.5, SEEN - 0.5), ylim=(SEEN - 0.5, -0.5))
-        below(axes, given.true[number], given.predicted[number])
+        text, colour = given.captions[number]
+        axes.set_xlabel(text, fontsize=7, color=colour, labelpad=3)
     entitle(made, title, footer)
     return made
 
@@ -124,7 +143,22 @@ def outline(axes: Any, corners: Sequence[Sequence[float]], colour: str, width: f
     )
 
 
-def below(axes: Any, true: str, predicted: str) -> None:
-    right = true == predicted
-    text = true if right else f"{true}\ntaken for {predicted}"
-    axes.set_xlabel(text, fontsize=7, color=RIGHT if right else WRONG, labelpad=3)
+def caption(true: str, predicted: str) -> tuple[str, str]:
+    """The true species, and where it was taken for another one that one too; and its colour."""
+    return (true, RIGHT) if true == predicted else (f"{true}\ntaken for {predicted}", WRONG)
+
+
+def cases(one: Trained, birds: Birds, base: Base) -> Any:
+    """Test images of many species, with where the transformers of a network look."""
+    found = shown(
+        one.probe, probes.path_of(one.result.path), birds, views_of(one.result.record.settings), one.family
+    )
+    return windows(found, f"Where the {one.cell.model.name} looks; dashed: the bird's box", one.footer)
+
+
+def load(wanted: Wanted, data_dir: Path | None) -> Birds:
+    """What test images are of."""
+    return cub.load(data_dir)
+
+
+draw = functools.partial(pictures.draw, of_images=pictures.cases_alone("birds", cases), load=load)

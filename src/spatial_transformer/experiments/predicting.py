@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import checkpoints, house_number_predictions, pictures
+from . import bird_predictions, checkpoints, house_number_predictions, pictures
 from .catalogue import EXPERIMENTS
 from .checkpoints import CheckpointError, Weights
 from .extra import extra
@@ -20,9 +20,13 @@ from .spec import Cell
 
 # A cell, its weights, pictures uint8 [3, H, W] and their names -> an answer for each, in words, and a figure
 # of where the transformers look, None where there are none. RuntimeError where the weights do not fit.
-Predicts = Callable[[Cell, Mapping[str, Tensor], Sequence[Tensor], Sequence[str]], tuple[list[str], Any]]
+Predicts = Callable[[Cell, Weights, Sequence[Tensor], Sequence[str]], tuple[list[str], Any]]
 
-PREDICTS: dict[str, Predicts] = {"house numbers": house_number_predictions.predict}  # by task
+# By task.
+PREDICTS: dict[str, Predicts] = {
+    "house numbers": house_number_predictions.predict,
+    "birds": bird_predictions.predict,
+}
 
 
 def add(commands: Any) -> None:
@@ -32,10 +36,10 @@ def add(commands: Any) -> None:
         help="what a trained network says of one's own pictures",
         description="Prints what a trained network says of each picture, and draws where its transformers "
         "look. A house number is to be cropped with a little around it (for a network of 64 px), or with as "
-        "much again on each side (128 px).",
+        "much again on each side (128 px). A bird is looked for in the middle of the picture.",
     )
     parser.add_argument(
-        "weights", type=Path, metavar="WEIGHTS", help="that `stn train` left, runs/svhn/....safetensors"
+        "weights", type=Path, metavar="WEIGHTS", help="that `stn train` left, runs/birds/....safetensors"
     )
     parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE")
     parser.add_argument("--out", type=Path, default=Path("predictions.png"), help="the picture to draw")
@@ -54,7 +58,7 @@ def run(given: argparse.Namespace) -> int:
     images = [opened(path) for path in given.images]
     try:
         names = [path.name for path in given.images]
-        answers, figure = PREDICTS[cell.task.name](cell, weights.tensors, images, names)
+        answers, figure = PREDICTS[cell.task.name](cell, weights, images, names)
     except RuntimeError as error:
         raise CheckpointError(f"{given.weights} does not fit {cell.name}: {error}") from error
     for path, answer in zip(given.images, answers, strict=True):

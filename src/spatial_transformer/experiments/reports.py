@@ -11,6 +11,7 @@ from typing import Any
 from . import (
     catalogue,
     pictures,
+    pictures_of_birds,
     pictures_of_boxes,
     pictures_of_house_numbers,
     pictures_of_pairs,
@@ -34,6 +35,7 @@ DRAWN_BY: dict[str, Any] = {
     "digits": pictures,
     "colocalisation": pictures_of_boxes,
     "house numbers": pictures_of_house_numbers,
+    "birds": pictures_of_birds,
 }
 DIGITS = {"mnist": mnist.NAME, "packaged": uci_digits.NAME}
 

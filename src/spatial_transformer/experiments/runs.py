@@ -8,7 +8,7 @@ same cell and seed that is loaded with it goes on, bit for bit on the CPU, as if
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..module import param_groups
 from . import measures, networks
 from .data.clutter import below
 from .data.digits import Digits, DigitSet
@@ -48,9 +47,11 @@ class Descent:
     """A network under stochastic gradient descent with momentum: what such runs have in common.
 
     build: makes the network, out of torch's random numbers.
-    localiser_rate: of the base learning rate, for localisers; None: they learn as the rest does.
+    rates: times the learning rate, for parts of the network by how the names of their parameters begin.
     decay: of the weights, all of them.
     """
+
+    names: Sequence[str] = ()  # of the classes, where they are not digits
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Descent:
         device: torch.device | str,
         build: Callable[[], nn.Module],
         *,
-        localiser_rate: float | None = None,
+        rates: Mapping[str, float] | None = None,
         decay: float = 0.0,
     ) -> None:
         self.cell, self.seed, self.device = cell, seed, torch.device(device)
@@ -71,12 +72,13 @@ class Descent:
         self.parameters = list(self.network.parameters())
         self.weights = joined(self.parameters)
         self.velocity = torch.zeros_like(self.weights)
-        self.stretches = [(slice(None), False)] if localiser_rate is None else stretches(self.network)
-        self.localiser_rate = torch.tensor(localiser_rate or 0.0, device=self.device)
+        self.rates = {part: torch.tensor(rate, device=self.device) for part, rate in (rates or {}).items()}
+        self.stretches = stretches(self.network, list(self.rates))
         self.decay = decay
         self.rate = torch.zeros((), device=self.device)
         # Of losses and of wrong answers, since the last ``means``.
         self.sums = torch.zeros(2, device=self.device)
+        self.kept = {"velocity": self.velocity, "sums": self.sums}  # in a state, beside the network
         self.random = RandomNumbers(seed * STREAM, device=self.device)
         self.step_number = 0
 
@@ -87,8 +89,8 @@ class Descent:
         if self.decay:
             gradient.add_(self.weights, alpha=self.decay)
         torch.add(gradient, self.velocity, alpha=self.cell.settings.momentum, out=self.velocity)
-        for stretch, localises in self.stretches:
-            rate = self.rate * self.localiser_rate if localises else self.rate
+        for stretch, part in self.stretches:
+            rate = self.rate if part is None else self.rate * self.rates[part]
             self.weights[stretch].addcmul_(self.velocity[stretch], rate, value=-1)
 
     def means(self, steps: int) -> tuple[float, float]:
@@ -103,9 +105,8 @@ class Descent:
 
     def state(self) -> State:
         named = {f"network.{name}": value for name, value in self.network.state_dict().items()}
-        tensors = {**named, "velocity": self.velocity, "sums": self.sums}
         return State(
-            {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()},
+            {name: value.detach().to("cpu", copy=True) for name, value in {**named, **self.kept}.items()},
             {"step": self.step_number, "drawn": self.random.state()},
         )
 
@@ -113,8 +114,8 @@ class Descent:
         """Goes on from a state; in place, so that a captured step does too."""
         tensors = dict(state.tensors)
         with torch.no_grad():
-            self.velocity.copy_(tensors.pop("velocity"))
-            self.sums.copy_(tensors.pop("sums"))
+            for name, value in self.kept.items():
+                value.copy_(tensors.pop(name))
             self.network.load_state_dict(
                 {name.removeprefix("network."): value for name, value in tensors.items()}
             )
@@ -201,14 +202,21 @@ def joined(parameters: list[Any]) -> Tensor:
     return flat
 
 
-def stretches(network: nn.Module) -> list[tuple[slice, bool]]:
-    """Parts of the parameters laid out one behind another, and whether each is of localisers."""
-    groups = param_groups(network, lr=0.0, localiser_lr=1.0)
-    localises = {parameter: bool(group["lr"]) for group in groups for parameter in group["params"]}
+def stretches(network: nn.Module, parts: Sequence[str]) -> list[tuple[slice, str | None]]:
+    """The parameters laid out one behind another, cut where another part of the network begins, and which of
+    the parts each stretch is of, by how the names of its parameters begin; None: of none.
+
+    >>> stretches(nn.Sequential(nn.Linear(2, 1), nn.PReLU(), nn.Linear(1, 1)), ["2."])
+    [(slice(0, 4, None), None), (slice(4, 6, None), '2.')]
+    """
+
+    def part_of(named: tuple[str, Tensor]) -> str | None:
+        return next((part for part in parts if named[0].startswith(part)), None)
+
     found, start = [], 0
-    for which, some in itertools.groupby(network.parameters(), key=localises.__getitem__):
-        end = start + sum(parameter.numel() for parameter in some)
-        found.append((slice(start, end), which))
+    for part, some in itertools.groupby(network.named_parameters(), key=part_of):
+        end = start + sum(parameter.numel() for _, parameter in some)
+        found.append((slice(start, end), part))
         start = end
     return found
 

@@ -32,7 +32,7 @@ class Model:
 
     name: str  # as the table has it
     classifier: str  # "FCN" or "CNN"
-    transformer: str | None = None  # its family: "affine", "projective", "spline" or "attention"
+    transformer: str | None = None  # its family: of ``networks.FAMILIES``
     transformers: int = 1  # how many of them stand side by side, if any do
     digit: int | None = None  # that all images show, where they are of one class
 
@@ -155,6 +155,7 @@ class Experiment:
     data: tuple[Data, ...]  # its columns
     paper: Mapping[str, float]  # the paper's error in percent, by the name of the cell
     departures: tuple[str, ...]  # what the paper leaves open or has otherwise, a sentence each
+    left_out: tuple[str, ...] = ()  # of all rows and columns, the names of cells that it does not have
     task: Task = DIGITS
     settings: Settings = DigitSettings()
     claims: tuple[Claim, ...] = ()
@@ -167,9 +168,8 @@ class Experiment:
     @property
     def cells(self) -> list[Cell]:
         return [
-            Cell(
-                self.name, model, data, self.settings, self.paper.get(f"{data.kind}/{model.name}"), self.task
-            )
+            Cell(self.name, model, data, self.settings, self.paper.get(name), self.task)
             for data in self.data
             for model in self.models
+            if (name := f"{data.kind}/{model.name}") not in self.left_out
         ]

@@ -97,7 +97,7 @@ def grid(experiment: Experiment, cells: Mapping[str, Summary]) -> list[str]:
         [
             model.name,
             *(
-                number(by_name[name], cells.get(name), experiment.prints)
+                number(by_name[name], cells.get(name), experiment.prints) if name in by_name else ""
                 for name in names_of(experiment, model.name)
             ),
         ]

@@ -5,7 +5,7 @@ A new kind of experiment is a file in ``paper`` that declares it and a run that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .colocalisation import Colocalisation
 from .data import mnist, svhn, uci_digits
+from .fine_grained_runs import FineGrainedRun, load_set
 from .house_number_runs import HouseNumberRun
 from .lockstep import Steps
 from .runs import Run, Tested
@@ -35,6 +36,7 @@ class Trains(Steps, Protocol):
 
     network: Any  # nn.Module
     trained_on: str  # the data, as records name them
+    names: Sequence[str]  # of the classes, where they are not digits
 
     def means(self, steps: int) -> tuple[float, float]:
         """The loss and the error in percent, over so many steps since this was last asked."""
@@ -72,6 +74,11 @@ TASKS = {
     "house numbers": How(
         {AUTO: svhn.load_set},
         lambda cell, seed, data, device, folder: HouseNumberRun(cell, seed, data, device),
+        cells_on_a_gpu=1,
+    ),
+    "birds": How(
+        {AUTO: load_set},
+        lambda cell, seed, data, device, folder: FineGrainedRun(cell, seed, data, device),
         cells_on_a_gpu=1,
     ),
 }

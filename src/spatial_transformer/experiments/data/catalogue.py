@@ -150,7 +150,7 @@ CATALOGUE: dict[str, Item] = {
         find_birds,
         None,
         verify_birds,
-        "https://www.vision.caltech.edu/datasets/cub_200_2011 (CUB_200_2011.tgz)",
+        f"{birds.ORIGIN} ({birds.NAME}.tgz)",
     ),
     **{
         name: Item(
