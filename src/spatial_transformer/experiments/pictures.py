@@ -122,7 +122,7 @@ def draw(
                 path = folder / f"{data.kind}-curves.png"
                 save(curves(f"{experiment.title} {data.kind}", runs), path)
                 yield path
-    others = [picture for picture in PICTURES if picture in only and picture != "curves"]
+    others = [picture for picture in dict.fromkeys(only) if picture != "curves"]
     kept = [one for cell in having if others and (one := opened(cell, found[cell.name], say))]
     if kept:
         make, given = of_images or draw_images, (load or loaded)(wanted, data_dir)

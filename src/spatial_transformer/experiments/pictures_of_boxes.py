@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,10 @@ from torch import Tensor
 
 from . import pictures
 from .data.digits import DigitSet
-from .data.fetch import Say, say
 from .data.one_class import one_class
 from .extra import extra
 from .pictures import Trained
-from .results import Result, Wanted, by_cell
-from .spec import Cell, Experiment
+from .results import Result
 
 PICTURES = ("boxes", "animation")
 
@@ -26,38 +25,22 @@ FRAMES = 10  # images of an animation
 TRUE = "#35c46a"
 
 
-def draw(
-    experiment: Experiment,
-    cells: Sequence[Cell],
-    results: Sequence[Result],
-    wanted: Wanted,
-    *,
-    seed: int | None = None,
-    only: Collection[str] = PICTURES,
-    out: Path,
-    data_dir: Path | None = None,
-    say: Say = say,
+def draw_images(
+    kept: Sequence[Trained],
+    found: dict[str, list[Result]],
+    wanted: Collection[str],
+    folder: Path,
+    digits: DigitSet,
+    title: str,
 ) -> Iterator[Path]:
-    """Makes the pictures of some cells, and gives where they are, one after the other."""
-    found = by_cell(one for one in results if wanted.counts(one) and seed in (None, one.record.seed))
-    having = [cell for cell in cells if cell.name in found]
-    if not having:
-        raise pictures.PictureError(pictures.missing(experiment, cells, wanted, seed))
-    folder = out / experiment.name
-    kept = [one for cell in having if (one := pictures.opened(cell, found[cell.name], say))]
-    if not kept:
-        raise pictures.PictureError(
-            f"there are records but no probes: `stn train {experiment.name}` makes both"
-        )
-    digits = pictures.loaded(wanted, data_dir)
     for one in kept:
         name = pictures.file_name(one.cell)
         images, truth = shown(one, digits)
-        if "boxes" in only:
+        if "boxes" in wanted:
             path = folder / f"{name}-boxes.png"
             pictures.save(boxes(one, images, truth), path)
             yield path
-        if "animation" in only:
+        if "animation" in wanted:
             path = folder / f"{name}-training.gif"
             pictures.save_animation(*animation(one, images, truth), path, (pictures.GRID, TRUE))
             yield path
@@ -139,3 +122,6 @@ def frame(one: Trained, images: Tensor, truth: Tensor, moment: int) -> Any:
     counter = f"step {one.probe.steps[moment]:,}"
     pen.text((width - margin, header / 2), counter, pictures.INK, fonts, anchor="rm")
     return page
+
+
+draw = functools.partial(pictures.draw, of_images=draw_images)
