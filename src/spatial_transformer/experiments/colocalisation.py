@@ -6,7 +6,6 @@ It has the interface of ``runs.Run``, and what is said there of steps and states
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -22,7 +21,7 @@ from .data.distortions import DIGIT
 from .data.one_class import one_class
 from .data.random_numbers import RandomNumbers
 from .encoders import encoder
-from .runs import STREAM, State, Tested, held_out, joined, tensor_cores
+from .runs import STREAM, Resumable, Tested, held_out, joined, tensor_cores
 from .spec import Cell
 
 MARGIN = 1.0  # alpha of the hinge loss
@@ -220,10 +219,8 @@ class Objective:
         self.weights.sub_(self.rate * first / (second.sqrt() + TINY))
 
 
-class Colocalisation:
+class Colocalisation(Resumable):
     """A cell of Table 5 and a seed on a device. ``folder``: where the encoder is kept."""
-
-    names: Sequence[str] = ()
 
     def __init__(
         self, cell: Cell, seed: int, digits: DigitSet, device: torch.device | str, folder: Path
@@ -243,28 +240,28 @@ class Colocalisation:
         filters = networks.widest(
             lambda width: networks.parameters(networks.convolutional(DIGIT, width)), cell, 0
         )
-        self.objective = Objective(
+        self.random = RandomNumbers(seed * STREAM, device=self.device)
+        objective = self.objective = Objective(
             self.images,
             self.network,
             encoder(self.digits, filters, folder, self.device),
-            RandomNumbers(seed * STREAM, device=self.device),
+            self.random,
             batch=cell.settings.batch,
             momentum=cell.settings.momentum,
         )
-        # Of losses and of wrong boxes, since the last ``means``.
-        self.sums = torch.zeros(2, device=self.device)
+        self.sums = torch.zeros(2, device=self.device)  # of losses and of wrong boxes
+        self.kept = {
+            "mean": objective.mean,
+            "square": objective.square,
+            "moved": objective.moved,
+            "sums": self.sums,
+        }
         self.step_number = 0
 
     def step(self) -> None:
         loss, chosen, theta = self.objective.step()
         wrong = (overlap(box(theta), self.truth[chosen]) <= CORRECT).float().mean()
         self.sums += torch.stack([loss, wrong])
-
-    def means(self, steps: int) -> tuple[float, float]:
-        """The loss and the wrong boxes in percent, over so many steps since this was last asked."""
-        loss, wrong = (self.sums / steps).tolist()
-        self.sums.zero_()
-        return loss, 100 * wrong
 
     def set_rate(self) -> None:
         """The learning rate of the steps that follow; in place, so that a captured step takes it."""
@@ -284,32 +281,5 @@ class Colocalisation:
     def theta(self, images: Tensor) -> Tensor:
         """The present crops of some images. [N, 3]"""
         with tensor_cores(False):
-            return self.network.theta(images)
-
-    def state(self) -> State:
-        objective = self.objective
-        named = {f"network.{name}": value for name, value in self.network.state_dict().items()}
-        tensors = {
-            **named,
-            "mean": objective.mean,
-            "square": objective.square,
-            "moved": objective.moved,
-            "sums": self.sums,
-        }
-        return State(
-            {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()},
-            {"step": self.step_number, "drawn": objective.random.state()},
-        )
-
-    def load(self, state: State) -> None:
-        """Goes on from a state; in place, so that a captured step does too."""
-        tensors, objective = dict(state.tensors), self.objective
-        with torch.no_grad():
-            for name in ("mean", "square", "moved"):
-                getattr(objective, name).copy_(tensors.pop(name))
-            self.sums.copy_(tensors.pop("sums"))
-            self.network.load_state_dict(
-                {name.removeprefix("network."): value for name, value in tensors.items()}
-            )
-        objective.random.set_state(state.numbers["drawn"])
-        self.step_number = state.numbers["step"]
+            theta: Tensor = self.network.theta(images)
+        return theta

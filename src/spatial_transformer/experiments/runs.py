@@ -43,65 +43,21 @@ class Tested(NamedTuple):
     measures: dict[str, float]  # what else the experiment asks for
 
 
-class Descent:
-    """A network under stochastic gradient descent with momentum: what such runs have in common.
-
-    build: makes the network, out of torch's random numbers.
-    rates: times the learning rate, for parts of the network by how the names of their parameters begin.
-    decay: of the weights, all of them.
-    """
+class Resumable:
+    """A run whose state is its network, the tensors ``kept`` beside it, and how far it has come."""
 
     names: Sequence[str] = ()  # of the classes, where they are not digits
-
-    def __init__(
-        self,
-        cell: Cell,
-        seed: int,
-        device: torch.device | str,
-        build: Callable[[], nn.Module],
-        *,
-        rates: Mapping[str, float] | None = None,
-        decay: float = 0.0,
-    ) -> None:
-        self.cell, self.seed, self.device = cell, seed, torch.device(device)
-        with torch.random.fork_rng(devices=[]):  # the same weights on every device
-            torch.manual_seed(seed)
-            self.network: Any = build()
-        self.network.to(self.device)
-        self.mixed = self.device.type == "cuda" and cell.settings.precision == "mixed"
-        self.parameters = list(self.network.parameters())
-        self.weights = joined(self.parameters)
-        self.velocity = torch.zeros_like(self.weights)
-        self.rates = {part: torch.tensor(rate, device=self.device) for part, rate in (rates or {}).items()}
-        self.stretches = stretches(self.network, list(self.rates))
-        self.decay = decay
-        self.rate = torch.zeros((), device=self.device)
-        # Of losses and of wrong answers, since the last ``means``.
-        self.sums = torch.zeros(2, device=self.device)
-        self.kept = {"velocity": self.velocity, "sums": self.sums}  # in a state, beside the network
-        self.random = RandomNumbers(seed * STREAM, device=self.device)
-        self.step_number = 0
-
-    @torch.no_grad()
-    def move(self, gradients: Sequence[Tensor]) -> None:
-        """The weights, down the gradients of the parameters."""
-        gradient = torch.cat([part.reshape(-1) for part in gradients])
-        if self.decay:
-            gradient.add_(self.weights, alpha=self.decay)
-        torch.add(gradient, self.velocity, alpha=self.cell.settings.momentum, out=self.velocity)
-        for stretch, part in self.stretches:
-            rate = self.rate if part is None else self.rate * self.rates[part]
-            self.weights[stretch].addcmul_(self.velocity[stretch], rate, value=-1)
+    network: Any  # nn.Module
+    kept: dict[str, Tensor]
+    sums: Tensor  # of losses and of wrong answers, since the last ``means``
+    random: RandomNumbers
+    step_number: int
 
     def means(self, steps: int) -> tuple[float, float]:
         """The loss and the error in percent, over so many steps since this was last asked."""
         loss, wrong = (self.sums / steps).tolist()
         self.sums.zero_()
         return loss, 100 * wrong
-
-    def set_rate(self) -> None:
-        """The learning rate of the steps that follow; in place, so that a captured step takes it."""
-        self.rate.fill_(self.cell.settings.rate(self.step_number))
 
     def state(self) -> State:
         named = {f"network.{name}": value for name, value in self.network.state_dict().items()}
@@ -121,6 +77,58 @@ class Descent:
             )
         self.random.set_state(state.numbers["drawn"])
         self.step_number = state.numbers["step"]
+
+
+class Descent(Resumable):
+    """A network under stochastic gradient descent with momentum: what such runs have in common.
+
+    build: makes the network, out of torch's random numbers.
+    rates: times the learning rate, for parts of the network by how the names of their parameters begin.
+    decay: of the weights, all of them.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        seed: int,
+        device: torch.device | str,
+        build: Callable[[], nn.Module],
+        *,
+        rates: Mapping[str, float] | None = None,
+        decay: float = 0.0,
+    ) -> None:
+        self.cell, self.seed, self.device = cell, seed, torch.device(device)
+        with torch.random.fork_rng(devices=[]):  # the same weights on every device
+            torch.manual_seed(seed)
+            self.network = build()
+        self.network.to(self.device)
+        self.mixed = self.device.type == "cuda" and cell.settings.precision == "mixed"
+        self.parameters = list(self.network.parameters())
+        self.weights = joined(self.parameters)
+        self.velocity = torch.zeros_like(self.weights)
+        self.rates = {part: torch.tensor(rate, device=self.device) for part, rate in (rates or {}).items()}
+        self.stretches = stretches(self.network, list(self.rates))
+        self.decay = decay
+        self.rate = torch.zeros((), device=self.device)
+        self.sums = torch.zeros(2, device=self.device)
+        self.kept = {"velocity": self.velocity, "sums": self.sums}  # in a state, beside the network
+        self.random = RandomNumbers(seed * STREAM, device=self.device)
+        self.step_number = 0
+
+    @torch.no_grad()
+    def move(self, gradients: Sequence[Tensor]) -> None:
+        """The weights, down the gradients of the parameters."""
+        gradient = torch.cat([part.reshape(-1) for part in gradients])
+        if self.decay:
+            gradient.add_(self.weights, alpha=self.decay)
+        torch.add(gradient, self.velocity, alpha=self.cell.settings.momentum, out=self.velocity)
+        for stretch, part in self.stretches:
+            rate = self.rate if part is None else self.rate * self.rates[part]
+            self.weights[stretch].addcmul_(self.velocity[stretch], rate, value=-1)
+
+    def set_rate(self) -> None:
+        """The learning rate of the steps that follow; in place, so that a captured step takes it."""
+        self.rate.fill_(self.cell.settings.rate(self.step_number))
 
 
 class Run(Descent):
