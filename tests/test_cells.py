@@ -78,11 +78,8 @@ def test_an_experiment_names_its_departures_and_known_data(experiment):
     assert any("omentum" in sentence for sentence in experiment.departures)
     assert {data.kind for data in experiment.data} <= set(KINDS)
     if experiment is not volumes.EXPERIMENT:  # the text says nothing of how it is trained
-        assert dataclasses.replace(experiment.settings, parameters=400_000) == DigitSettings()
-
-
-def test_the_fcn_of_the_cluttered_set_has_the_least_units_that_the_text_names():
-    assert networks.build(named("TC/FCN")).classifier[1].out_features == 128
+        alike = dataclasses.replace(experiment.settings, parameters=400_000, localiser_rate=1.0)
+        assert alike == DigitSettings()
 
 
 # Settings
@@ -130,7 +127,7 @@ def test_networks_of_a_table_have_as_many_parameters(cell):
     """Within half a step of the width: one more unit or filter would be further away."""
     network = networks.build(cell)
     count = networks.parameters(network)
-    asked = 480_000 if cell.data.kind == "TC" else 400_000
+    asked = 500_000 if cell.data.kind == "TC" else 400_000
     assert abs(count - asked) < 6000 if cell.model.classifier == "CNN" else abs(count - asked) < 2500
     images = torch.rand(2, cell.data.channels, *[cell.data.size] * cell.data.dims)
     assert network(images).shape == (2, 19 if cell.data.kind == "addition" else 10)
@@ -144,6 +141,14 @@ def test_a_classification_network_has_three_layers_of_weights():
     assert [m.kernel_size for m in convolutions] == [(9, 9), (7, 7)]
     pools = [m for m in networks.build(named("R/CNN")).classifier if isinstance(m, nn.MaxPool2d)]
     assert len(pools) == 2
+
+
+def test_hidden_layers_are_as_wide_as_one_another_or_as_the_text_says():
+    """ "128 to 256 units": what the FCN's first layer costs on 60 x 60 pixels leaves both to one network."""
+    for name, second in (("R/FCN", None), ("TC/ST-FCN", None), ("TC/FCN", 256)):
+        first, *_, last = [m for m in networks.build(named(name)).classifier if isinstance(m, nn.Linear)]
+        assert last.in_features == (second or first.out_features)
+    assert 128 <= networks.build(named("TC/FCN")).classifier[1].out_features <= 256
 
 
 @pytest.mark.parametrize(("name", "hidden"), [("R/ST-FCN affine", 3), ("R/ST-CNN affine", 3)])

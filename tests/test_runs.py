@@ -93,10 +93,16 @@ def test_the_network_is_the_weights(digits):
     assert all(not parameter.any() for parameter in run.parameters)
 
 
-def test_a_step_is_that_of_sgd(digits):
-    """Against torch's own optimiser on the same batches."""
-    run, other = started("R/FCN", digits), started("R/FCN", digits)
-    optimiser = torch.optim.SGD(other.network.parameters(), lr=0.01, momentum=0.9)
+@pytest.mark.parametrize(
+    ("name", "localiser_rate"), [("R/FCN", 1.0), ("R/ST-FCN affine", 1.0), ("R/ST-FCN affine", 0.3)]
+)
+def test_a_step_is_that_of_sgd(name, localiser_rate, digits):
+    """Against torch's own optimiser on the same batches, localisers at their own rate."""
+    run, other = (started(name, digits, localiser_rate=localiser_rate) for _ in range(2))
+    parts = [{"params": list(other.network.classifier.parameters())}]
+    if other.network.transformer is not None:
+        parts.append({"params": list(other.network.transformer.parameters()), "lr": 0.01 * localiser_rate})
+    optimiser = torch.optim.SGD(parts, lr=0.01, momentum=0.9)
     for _ in range(3):
         run.step()
         settings = other.cell.settings

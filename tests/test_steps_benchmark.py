@@ -21,7 +21,7 @@ def result(tmp_path_factory, one_thread):
 def test_what_is_measured(result):
     assert [case["name"] for case in result["cases"]] == ["FCN on R", "ST-FCN affine on R"]
     for case in result["cases"]:
-        assert set(case["milliseconds"]) == {"mixed, 1", "mixed, 2", "float32, 1", "float32, 2"}
+        assert set(case["milliseconds"]) == {"mixed, 1", "mixed, 2", "float32, 1"}
         assert all(milliseconds > 0 for milliseconds in case["milliseconds"].values())
 
 
@@ -34,15 +34,10 @@ def test_the_goals_are_those_asked_for():
 
 
 def test_the_table(result):
-    result["cases"][0]["milliseconds"] = {
-        "mixed, 1": 0.2,
-        "mixed, 12": 0.48,
-        "float32, 1": 1.0,
-        "float32, 12": 6.0,
-    }
+    result["cases"][0]["milliseconds"] = {"mixed, 1": 0.2, "mixed, 12": 0.48, "float32, 1": 1.0}
     lines = steps.markdown(result).splitlines()
     assert lines[2] == "| FCN on R | 1 | 0.200 | 1.000 | 0.5 min |  |"
-    assert lines[3] == "| FCN on R | 12 | 0.040 | 0.500 | 1.2 min | 0.05 met |"
+    assert lines[3] == "| FCN on R | 12 | 0.040 |  | 1.2 min | 0.05 met |"
     result["cases"][0]["milliseconds"]["mixed, 12"] = 0.72
     assert steps.markdown(result).splitlines()[3].endswith("| 0.05 missed |")
 

@@ -164,9 +164,15 @@ def test_a_setting_that_is_not_known_is_a_changed_one(tmp_path):
     records.write(dataclasses.replace(record, settings={**record.settings, "dropout": 0.5}), path)
     assert row(made(tmp_path), "FCN")["R"] == "- / 2.1"
     assert "other settings or digits: dropout=0.5" in made(tmp_path)
-    lacking = {name: value for name, value in record.settings.items() if name != "momentum"}
-    records.write(dataclasses.replace(record, settings=lacking), path)
-    assert "other settings or digits: momentum=None" in made(tmp_path)
+
+
+def test_a_record_older_than_a_setting_has_its_default():
+    """And that is not what the experiment has, where it was changed since."""
+    older = dataclasses.asdict(DISTORTED.settings)
+    del older["localiser_rate"]
+    assert results.changed(older, DISTORTED.settings) == {}
+    slower = dataclasses.replace(DISTORTED.settings, localiser_rate=0.3)
+    assert results.changed(older, slower) == {"localiser_rate": 1.0}
 
 
 def test_what_is_no_record_is_refused_by_name(tmp_path):

@@ -27,7 +27,7 @@ from .spec import Cell
 MARGIN = 1.0  # alpha of the hinge loss
 CORRECT = 0.5  # overlap above which a box is right
 IMAGES = 100  # of a set
-LEAST, MOST = 0.2, 0.6  # scale of a crop; it starts midway
+SCALES = 0.27, 0.5  # of a crop: what the encoder knows (``encoders.SCALES``), and a little more
 GENTLY = 0.3  # what the scale counts for: places are to be found first
 RANDOM = 4  # patches of an image at random places, of which the nearest counts
 SHAKEN = 0.2, 1.25  # of its half width, and times: how a crop is moved to be seen, as the encoder's were
@@ -41,13 +41,14 @@ class Boxes(nn.Module):
     A crop that may shrink to a point, or leave the image, ends there: all points look alike.
     """
 
-    def __init__(self, features: int) -> None:
+    def __init__(self, features: int, scales: tuple[float, float]) -> None:
         super().__init__()
+        self.least, self.most = scales
         self.free = Head(features, Attention(), start=torch.zeros(3))
 
     def forward(self, features: Tensor) -> Tensor:
         free = self.free(features)
-        scale = LEAST + (MOST - LEAST) * torch.sigmoid(GENTLY * free[:, :1])
+        scale = self.least + (self.most - self.least) * torch.sigmoid(GENTLY * free[:, :1])
         return torch.cat([scale, torch.tanh(free[:, 1:]) * (1 - scale)], dim=1)
 
 
@@ -69,8 +70,9 @@ class Standardised(nn.Module):
         return features
 
 
-def transformer(images: Tensor, shown: int) -> SpatialTransformer:
-    """A localiser of those images as A.2 describes it, started as those of Table 1 are.
+def transformer(images: Tensor, shown: int, scales: tuple[float, float]) -> SpatialTransformer:
+    """A localiser of those images as A.2 describes it, started as those of Table 1 are. Crops are of scales
+    between the two, and start midway.
 
     The text has fully connected layers of 8 units, and 100 thousand parameters in all. With 8 units there
     are 6 thousand; with 128 there are 100.6 thousand.
@@ -81,7 +83,7 @@ def transformer(images: Tensor, shown: int) -> SpatialTransformer:
     )
     networks.orthogonal(localiser)
     seen = Standardised(localiser, images)
-    return SpatialTransformer(seen, Attention(), size=(shown, shown), head=Boxes(seen.out_features))
+    return SpatialTransformer(seen, Attention(), size=(shown, shown), head=Boxes(seen.out_features, scales))
 
 
 def hinge(candidates: Tensor, others: Tensor, away: Tensor, margin: float = MARGIN) -> Tensor:
@@ -235,7 +237,7 @@ class Colocalisation(Resumable):
         self.images, self.truth = given.images, given.drawn.numbers["box"]
         with torch.random.fork_rng(devices=[]):  # the same weights on every device
             torch.manual_seed(seed)
-            self.network = transformer(self.images, DIGIT)
+            self.network = transformer(self.images, DIGIT, SCALES)
         self.network.to(self.device)
         filters = networks.widest(
             lambda width: networks.parameters(networks.convolutional(DIGIT, width)), cell, 0

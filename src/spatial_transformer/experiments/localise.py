@@ -26,6 +26,7 @@ from .interrupts import asked_to_stop
 from .training import INTERRUPTED, device_of
 
 SIZE, CROP = 84, 28  # pixels that pictures are resized to, and that a crop has: as in the paper
+SCALES = 0.2, 0.6  # of a crop, of the picture
 LEAST = 8  # pictures: of fewer there is nothing to tell what is common from what is not
 BATCH, RATE, MOMENTUM = 100, 0.001, 0.9
 STEPS = 600
@@ -146,7 +147,7 @@ def trained(pictures: list[Picture], given: argparse.Namespace, stop: Any) -> tu
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(given.seed)
         images = standardised(torch.stack([picture.pixels for picture in pictures]))
-        network = transformer(images, CROP).to(device)
+        network = transformer(images, CROP, SCALES).to(device)
         encode = ENCODERS[given.encoder]().to(device).requires_grad_(False)
     images = images.to(device)
     random = RandomNumbers(given.seed, device=device)

@@ -95,6 +95,7 @@ def build(cell: Cell) -> Network:
         size,
         channels=data.channels * model.transformers,
         classes=data.classes,
+        **({} if model.second is None else {"second": model.second}),
     )
 
     def count(units: int) -> int:
@@ -105,13 +106,17 @@ def build(cell: Cell) -> Network:
     return made(before, classifier(widest(count, cell, spent)), data.pooling)
 
 
-def fully_connected(size: int, units: int, *, channels: int = 1, classes: int = CLASSES) -> nn.Sequential:
-    """FCN: "two hidden fully connected layers followed by a classification layer"."""
+def fully_connected(
+    size: int, units: int, *, channels: int = 1, classes: int = CLASSES, second: int | None = None
+) -> nn.Sequential:
+    """FCN: "two hidden fully connected layers followed by a classification layer". The second is as wide as
+    the first, if nothing else is given."""
+    second = second or units
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(channels * size * size, units), nn.ReLU(),
-        nn.Linear(units, units), nn.ReLU(),
-        nn.Linear(units, classes),
+        nn.Linear(units, second), nn.ReLU(),
+        nn.Linear(second, classes),
     )  # fmt: skip
 
 

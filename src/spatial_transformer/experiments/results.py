@@ -56,12 +56,11 @@ def assigned(changed: Mapping[str, Any]) -> str:
 
 
 def changed(settings: Mapping[str, Any], usual: Settings) -> dict[str, Any]:
-    """Those settings that are not the usual ones."""
+    """Those settings that are not the usual ones. A record that is older than a setting has its default: what
+    was done before there was a choice."""
     known = dataclasses.asdict(usual)
-    names = [*known, *(name for name in settings if name not in known)]
-    return {
-        name: settings.get(name) for name in names if name not in known or settings.get(name) != known[name]
-    }
+    given = {field.name: field.default for field in dataclasses.fields(usual)} | dict(settings)
+    return {name: value for name, value in given.items() if name not in known or value != known[name]}
 
 
 def of(experiment: Experiment, folder: Path) -> list[Result]:

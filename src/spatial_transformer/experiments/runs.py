@@ -22,7 +22,7 @@ from .data.digits import Digits, DigitSet
 from .data.fixed_sets import KINDS, as_images, fixed_batches, fixed_set
 from .data.random_numbers import RandomNumbers
 from .fast_convolutions import fast
-from .spec import Cell
+from .spec import Cell, DigitSettings
 
 STREAM = 1_000_003  # a run's seed times this is that of its numbers: far from the fixed sets'
 
@@ -135,7 +135,10 @@ class Run(Descent):
     """A cell of distorted digits and a seed on a device."""
 
     def __init__(self, cell: Cell, seed: int, digits: DigitSet, device: torch.device | str) -> None:
-        super().__init__(cell, seed, device, lambda: networks.build(cell))
+        assert isinstance(cell.settings, DigitSettings)
+        rate = cell.settings.localiser_rate  # no part of its own, where it is that of the others
+        rates = {} if rate == 1 else {"transformer.": rate}
+        super().__init__(cell, seed, device, lambda: networks.build(cell), rates=rates)
         self.digits = held_out(digits, cell.settings.held_out)
         self.trained_on = self.digits.name
         self.trained = fast(self.network) if self.mixed else self.network  # of the same parameters

@@ -34,6 +34,7 @@ class Model:
     classifier: str  # "FCN" or "CNN"
     transformer: str | None = None  # its family: of ``networks.FAMILIES``
     transformers: int = 1  # how many of them stand side by side, if any do
+    second: int | None = None  # units of an FCN's second hidden layer; None: as many as its first has
     digit: int | None = None  # that all images show, where they are of one class
 
 
@@ -113,9 +114,12 @@ class DigitSettings(Settings):
     """How networks that see single digits are trained."""
 
     parameters: int = 400_000  # that a network has, as nearly as its widths allow
+    localiser_rate: float = 1.0  # of the base learning rate
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not 0 <= self.localiser_rate < math.inf:
+            raise ValueError(f"localiser_rate must be a number of at least 0, got {self.localiser_rate}")
         if self.parameters < 1:
             raise ValueError(f"parameters must be at least 1, got {self.parameters}")
 

@@ -46,19 +46,19 @@ EXPERIMENT = Experiment(
         "The localiser's two hidden layers have 128 units: with the 8 of the text it has 5.9 thousand "
         "parameters, with 128 the 100 thousand that the text says. Its pixels are standardised.",
         "The encoder is a CNN of 32 filters a layer, as section A.4 has them at least, trained for 1,200 "
-        "steps on crops of digits among clutter, which lie up to a fifth of their half width beside the "
-        "digit and are 0.8 to 1.3 times as wide as its frame; images are of digits it has not seen.",
+        "steps on crops of digits among clutter, which lie up to 0.4 of their half width beside the digit "
+        "and are 0.8 to 1.3 times as wide as its frame; images are of digits it has not seen.",
         "Each of the three layers of a descriptor is scaled to length 1: unscaled, the true boxes lose 90 "
         "to 200 with a margin of 1, and crops of nothing lose 1 at most.",
         "A pair of images moves the first one's crop alone, and of four random patches of an image the "
         "nearest counts.",
         "A crop is also drawn to the place of the best of these patches, as strongly as that one would lose "
         "less in its place: the gradient of the loss alone finds fewer of the digits among clutter.",
-        "Crops are moved by up to 0.2 of their half width and scaled by up to 1.25 at random, much as the "
+        "Crops are moved by up to 0.2 of their half width and scaled by up to 1.25 at random, less than the "
         "encoder's were: otherwise all of them may have the digit in the same corner.",
         "Random patches have the size of the crop, and lie within the image, as crops do.",
-        "The crop's scale starts at 0.4 and is kept between 0.2 and 0.6 (a digit has 1/3); it moves at 0.3 "
-        "of the pace of the place.",
+        "The crop's scale starts midway and is kept between 0.27 and 0.5 (a digit has 1/3, the encoder saw "
+        "0.27 to 0.42); it moves at 0.3 of the pace of the place.",
         "Adam in the place of SGD (momentum is its first decay), on all pairs of the 100 images a step.",
         "The true box is the digit's 28 px frame.",
     ),
