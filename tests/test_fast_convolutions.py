@@ -328,6 +328,7 @@ def whole():
 
 NETWORKS = {
     "CNN": lambda: networks.convolutional(24, 10),
+    "CNN of two channels": lambda: networks.convolutional(24, 10, channels=2),
     "localiser": lambda: st.ConvLocaliser(1, (32, 32)),
     "ST-CNN": whole,
 }
@@ -338,7 +339,7 @@ def test_networks(name):
     network = NETWORKS[name]().to(DEVICE)
     quick = fast(network)
     size = 32 if name == "localiser" else 24
-    image = torch.rand(2, 1, size, size, device=DEVICE)
+    image = torch.rand(2, 2 if "two" in name else 1, size, size, device=DEVICE)
     plain = copy.deepcopy(network).double()
     cotangent = torch.randn_like(plain(image.double()))
     wanted, wanted_gradients = gradients(plain, image.double(), cotangent)
@@ -381,7 +382,7 @@ def kinds_of(layers):
     "options",
     [
         {"stride": 2}, {"padding": 1}, {"dilation": 2}, {"bias": False}, {"kernel_size": (9, 7)},
-        {"kernel_size": 13}, {"in_channels": 3},
+        {"kernel_size": 13}, {"in_channels": 9},
     ],
     ids=str,
 )  # fmt: skip
@@ -400,9 +401,10 @@ def test_other_poolings_stay_as_they_are(pooling):
 
 def test_stages():
     assert kinds_of(networks.convolutional(28, 8)) == ["Stage", "Stage", "Flatten", "Linear"]
-    two = networks.convolutional(28, 8, channels=2)  # of two digits: as they are
-    assert kinds_of(two) == [type(layer).__name__ for layer in two]
-    assert type(fast(two)) is torch.nn.Sequential
+    two = networks.convolutional(28, 8, channels=2)  # of two digits
+    assert kinds_of(two) == ["Stage", "Stage", "Flatten", "Linear"]
+    unpooled = [nn.Conv2d(2, 4, 5), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()]
+    assert kinds_of(unpooled) == ["Conv2d", "ReLU", "Conv2d", "ReLU"]
     localiser = st.ConvLocaliser(1, (28, 28)).layers
     assert kinds_of(localiser) == ["AvgPool2d", "Stage", "Stage", "Flatten", "Linear", "ReLU"]
     apart = [nn.Conv2d(1, 4, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(), nn.Conv2d(4, 4, 3), nn.ReLU()]
@@ -485,12 +487,29 @@ def step(network, image):
     return (scores.detach(), *torch.autograd.grad(scores.square().mean(), list(network.parameters())))
 
 
-@pytest.fixture
-def trained():
-    """ST-CNN on R, and a batch."""
-    transformer = st.SpatialTransformer(st.ConvLocaliser(1, (28, 28)), st.Affine())
-    network = networks.Network(transformer, networks.convolutional(28, 88)).cuda()
-    return fast(network), torch.rand(256, 1, 28, 28, device="cuda")
+@pytest.fixture(params=["ST-CNN on R", "CNN on RTS", "CNN on addition"])
+def trained(request):
+    """A network of the paper, and a batch: between them every method that training takes."""
+    if "ST" in request.param:
+        transformer = st.SpatialTransformer(st.ConvLocaliser(1, (28, 28)), st.Affine())
+        network = networks.Network(transformer, networks.convolutional(28, 88)).cuda()
+        return fast(network), torch.rand(256, 1, 28, 28, device="cuda")
+    channels = 2 if "addition" in request.param else 1
+    network = networks.Network(None, networks.convolutional(42, 84, channels=channels)).cuda()
+    return fast(network), torch.rand(256, channels, 42, 42, device="cuda")
+
+
+@real_sizes
+def test_large_maps_are_computed_by_the_method_for_many_positions(monkeypatch):
+    taken = []
+    by_cudnn = fast_convolutions.input_gradient_by_cudnn
+    monkeypatch.setattr(
+        fast_convolutions, "input_gradient_by_cudnn", lambda *given: taken.append(1) or by_cudnn(*given)
+    )
+    for size in (28, 42):
+        network = fast(networks.convolutional(size, 8).cuda())
+        step(network, torch.rand(2, 1, size, size, device="cuda"))
+        assert len(taken) == (size == 42)
 
 
 @real_sizes

@@ -2,8 +2,9 @@
 
 ``fast`` makes the networks of ``networks`` compute with it: the same function of the same parameters, float32
 as before, in products of bfloat16 that are summed in float32. ``one_channel`` is for images of one channel,
-``many_channels`` for what comes after. Nothing here waits for the device or is read by the host, so that all
-of it can be captured in a CUDA graph, and sums have a fixed order: the same bits each run.
+``many_channels`` for those of a few and for what comes after. Nothing here waits for the device or is read by
+the host, so that all of it can be captured in a CUDA graph, and sums have a fixed order: the same bits each
+run.
 """
 
 from __future__ import annotations
@@ -26,21 +27,23 @@ MULTIPLE = 8
 
 # How convolutions over many channels are computed:
 # - "implicit": by own kernels that read the activations where they lie;
-# - "mixed": likewise, but the activations' gradient by cuDNN, which then says whether bits are the same each
-#   run. It computes (H W) / (positions) times as much and leaves no scratch: for many positions;
-# - "unfold": by copying out what each position sees, and one product of matrices;
+# - "mixed": likewise, but the activations' gradient by cuDNN, which computes (H W) / (positions) times as
+#   much and leaves no scratch: for many positions;
+# - "unfold": by copying out what each position sees, and one product of matrices: for few channels;
 # - "cudnn": by PyTorch's own, in bfloat16 and channels last.
 METHODS = ("implicit", "mixed", "unfold", "cudnn")
-METHOD = "implicit"
+MANY_POSITIONS = (
+    64  # of an image: from there on "mixed" is the faster (by 1.1 with 81, 1.9 with 121, 2.5 with 400)
+)
 
 
 def fast(module: nn.Module) -> nn.Module:
     """The same module on the same parameters, its convolutions computed fast where this file knows how to.
 
-    That is, where an ``nn.Sequential`` anywhere in it has a convolution of one channel, a rectifier and 2 x 2
-    max-pooling, and then any more convolutions with rectifiers, with such pooling or without. Everything else
-    is as it was. Names, parameters and buffers are the given module's own, so its checkpoints and its
-    optimiser are too.
+    That is, where an ``nn.Sequential`` anywhere in it has a convolution of up to 8 channels, a rectifier and
+    2 x 2 max-pooling, and then any more convolutions with rectifiers, with such pooling or without.
+    Everything else is as it was. Names, parameters and buffers are the given module's own, so its checkpoints
+    and its optimiser are too.
 
     >>> network = networks.convolutional(28, 88).cuda()                                # doctest: +SKIP
     >>> scores = fast(network)(image)                                                  # doctest: +SKIP
@@ -80,10 +83,15 @@ class Stage(NamedTuple):
     def __call__(self, input: Tensor, further: bool) -> Tensor:
         weight, bias = self.convolution.weight, self.convolution.bias
         assert bias is not None
-        if self.convolution.in_channels > 1:
-            return many_channels(input, weight, bias, pool=self.pool, further=further)
-        output = one_channel(input, weight, bias)
-        return output if further else output[:, : weight.shape[0]].float()
+        if self.convolution.in_channels == 1:
+            output = one_channel(input, weight, bias)
+            return output if further else output[:, : weight.shape[0]].float()
+        method = None
+        if (
+            input.dtype != torch.bfloat16
+        ):  # images: for so few channels at a time the own kernels are too wide
+            input, method = few_channels(input), "unfold"
+        return many_channels(input, weight, bias, pool=self.pool, further=further, method=method)
 
 
 def stages(layers: nn.Sequential) -> Iterator[Stage | nn.Module]:
@@ -111,7 +119,8 @@ def stage_of(layers: Sequence[nn.Module], before: bool) -> Stage | None:
         and convolution.groups == 1
         and convolution.bias is not None
     )
-    known = pool == 2 and convolution.kernel_size[0] <= LARGEST_KERNEL if one else before
+    fits = convolution.kernel_size[0] <= LARGEST_KERNEL if one else convolution.in_channels <= MULTIPLE
+    known = (pool == 2 and fits) or (before and not one)
     return Stage(convolution, pool) if plain and known else None
 
 
@@ -203,10 +212,12 @@ def many_channels(
 
     [N, C, H, W] as ``one_channel`` gives them, whose channels beyond the weight's are zero; [F, C', k, k] and
     [F] in float32 -> [N, F, h, w] in float32; ``further``: as ``one_channel`` gives them, for another such
-    convolution. ``method``: one of METHODS; METHOD if None.
+    convolution. ``method``: one of METHODS; None: what suits the sizes.
     """
     check(activations, weight, bias)
-    method = METHOD if method is None else method
+    if method is None:
+        height, width = (side - weight.shape[-1] + 1 for side in activations.shape[2:])
+        method = "mixed" if activations.is_cuda and height * width >= MANY_POSITIONS else "implicit"
     if method not in METHODS:
         raise ValueError(f"method must be one of {METHODS}, got {method!r}")
     if pool not in (1, 2):
@@ -223,6 +234,12 @@ def many_channels(
         return by_cudnn(activations, weight, bias, pool, further)
     found: Tensor = ManyChannels.apply(activations, weight, bias, pool, further, method)
     return found
+
+
+def few_channels(images: Tensor) -> Tensor:
+    """Images of at most 8 channels as ``many_channels`` takes them. [N, C, H, W] -> [N, 8, H, W]"""
+    missing = padded(images.shape[1]) - images.shape[1]
+    return F.pad(images.to(torch.bfloat16), (0, 0, 0, 0, 0, missing))
 
 
 def by_cudnn(activations: Tensor, weight: Tensor, bias: Tensor, pool: int, further: bool) -> Tensor:
@@ -288,10 +305,11 @@ def input_gradient_by_cudnn(positions: Tensor, activations: Tensor, packed: Tens
     batch, height, width, channels = activations.shape
     got = positions.view(batch, height - kernel + 1, width - kernel + 1, -1)
     weight = packed.view(-1, kernel, kernel, channels)
-    found: Tensor = torch.ops.aten.convolution_backward(
-        *(tensor.permute(0, 3, 1, 2) for tensor in (got, activations, weight)),
-        None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, False, False],
-    )[0]  # fmt: skip
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+        found: Tensor = torch.ops.aten.convolution_backward(
+            *(tensor.permute(0, 3, 1, 2) for tensor in (got, activations, weight)),
+            None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, False, False],
+        )[0]  # fmt: skip
     return found
 
 
