@@ -32,7 +32,7 @@ LAST = 0.3  # of the steps have a tenth of the rate
 SEED = 0
 KIND = "TC84"  # of the images that crops are of
 SCALES = 0.27, 0.42  # of crops, with 1/3 for the digit's frame
-OFF = 0.4  # how far beside the digit their centre may be, in halves of their width
+OFF = 0.3  # how far beside the digit their centre may be, in halves of their width
 
 
 class DigitEncoder(nn.Module):

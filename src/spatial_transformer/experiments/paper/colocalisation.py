@@ -46,7 +46,7 @@ EXPERIMENT = Experiment(
         "The localiser's two hidden layers have 128 units: with the 8 of the text it has 5.9 thousand "
         "parameters, with 128 the 100 thousand that the text says. Its pixels are standardised.",
         "The encoder is a CNN of 32 filters a layer, as section A.4 has them at least, trained for 1,200 "
-        "steps on crops of digits among clutter, which lie up to 0.4 of their half width beside the digit "
+        "steps on crops of digits among clutter, which lie up to 0.3 of their half width beside the digit "
         "and are 0.8 to 1.3 times as wide as its frame; images are of digits it has not seen.",
         "Each of the three layers of a descriptor is scaled to length 1: unscaled, the true boxes lose 90 "
         "to 200 with a margin of 1, and crops of nothing lose 1 at most.",
@@ -64,7 +64,7 @@ EXPERIMENT = Experiment(
     ),
     task=Task("colocalisation", "MNIST"),  # boxes that are wrong are no guesses
     settings=DigitSettings(
-        steps=2000, batch=100, learning_rate=0.001, stages=2, parameters=54_122, curve=100
+        steps=1000, batch=100, learning_rate=0.001, stages=2, parameters=54_122, curve=100
     ),
     claims=(
         Claim(
