@@ -2,7 +2,7 @@
 
 Run by ``test_triton_compiles.py`` in a process of its own, since Triton either interprets or compiles. Prints
 one line for each kernel: its name, registers and bytes of stack; first those whose speed counts, then the
-others, last those of the fast convolutions, where all do.
+others, then those of the fast convolutions, where all do, and of the random numbers.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from triton.compiler import ASTSource
 
 import spatial_transformer as st
 from spatial_transformer.experiments import fast_convolutions, fast_convolutions_triton
+from spatial_transformer.experiments.data import random_numbers_triton
 from spatial_transformer.implementations import fused_triton
 from spatial_transformer.implementations.job import Job
 
 TARGET = GPUTarget("cuda", 90, 32)
-REST, CONVOLUTIONS = "the others", "convolutions"
+REST, CONVOLUTIONS, NUMBERS = "the others", "convolutions", "random numbers"
 POINTERS = {
     torch.float64: "*fp64",
     torch.float32: "*fp32",
@@ -143,6 +144,9 @@ def main() -> None:
     compile_convolutions(28, 9, 88, 7, 2)
     compile_convolutions(42, 9, 85, 7, 2)
     compile_convolutions(21, 5, 20, 5, 1)
+    print(NUMBERS)
+    counter, found = torch.zeros((), dtype=torch.int64), torch.zeros(256)
+    compiled_instead(random_numbers_triton._uniform, (counter, found, 256, random_numbers_triton.NUMBERS))
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ DATA_LEVELS = [
     {"mnist", "svhn", "birds", "backbones", "clutter", "volumes"},
     {"caches"},
     {"distortions", "uci_digits", "fetch"},
-    {"package_index"},
+    {"package_index", "random_numbers_triton"},
     {"addresses", "archives", "constants", "digits", "places", "random_numbers"},
 ]
 DATA_LEVEL = {name: depth for depth, names in enumerate(DATA_LEVELS) for name in names}
@@ -85,6 +85,7 @@ OWNERS = {
         "implementations/fused_triton.py",
         "implementations/triton_",
         "experiments/fast_convolutions_triton.py",
+        "experiments/data/random_numbers_triton.py",
     ),
     "numba": ("implementations/fused_numba.py", "implementations/cpu/"),
 }

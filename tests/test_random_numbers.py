@@ -86,6 +86,18 @@ def test_normal():
     assert abs(found.std() - 1) < 0.01
 
 
+@pytest.mark.parametrize("shape", [(1,), (1024,), (3, 5), (1025,), (2, 0)], ids=str)
+def test_in_one_launch_as_by_operations(shape):
+    kernels = pytest.importorskip("spatial_transformer.experiments.data.random_numbers_triton")
+    if not (torch.cuda.is_available() or kernels.INTERPRETED):
+        pytest.skip("there is no CUDA device, nor Triton's interpreter (TRITON_INTERPRET=1)")
+    plain = RandomNumbers(12)
+    for drawn in (0, 7, 2**60):
+        plain.set_state(drawn)
+        counter = plain._counter.to("cuda" if torch.cuda.is_available() else "cpu", copy=True)
+        assert torch.equal(kernels.uniform(counter, shape).cpu(), plain.uniform(*shape))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_the_gpu_draws_the_same():

@@ -8,7 +8,9 @@ every draw moves on in place, so a captured graph draws on where its last replay
 
 from __future__ import annotations
 
+import importlib.util
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -38,10 +40,15 @@ class RandomNumbers:
         with torch.inference_mode(False):  # a stream begun in that mode goes on outside of it
             self._counter = torch.tensor(signed(self._key), device=self.device)
         self._steps: dict[int, Tensor] = {}
+        self._in_one_launch = in_one_launch() if self.device.type == "cuda" else None
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniform on [0, 1), in steps of 2^-24. float32 [*shape]"""
         count = math.prod(shape)
+        if self._in_one_launch is not None:
+            found: Tensor = self._in_one_launch(self._counter, shape)
+            self._counter += signed(count * GOLDEN)
+            return found
         word = self._counter + self._steps_of(count)
         self._counter += signed(count * GOLDEN)
         for shift, factor in MIX:
@@ -73,6 +80,15 @@ class RandomNumbers:
                 return steps  # it will hold something when the graph is replayed, not before
             self._steps[count] = steps
         return self._steps[count]
+
+
+def in_one_launch() -> Callable[[Tensor, tuple[int, ...]], Tensor] | None:
+    """``random_numbers_triton.uniform``, where there is Triton."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    found: Callable[[Tensor, tuple[int, ...]], Tensor]
+    found = importlib.import_module(".random_numbers_triton", __package__).uniform
+    return found
 
 
 def to_normal(uniform: Tensor, deviation: float = 1.0) -> Tensor:
