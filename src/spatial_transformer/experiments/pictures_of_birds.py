@@ -20,7 +20,8 @@ from .data import birds as cub
 from .data.bird_views import Photographs, Views, photographs
 from .data.birds import Birds
 from .extra import extra
-from .pictures import BETWEEN, LEFT, RIGHT, WRONG, Base, Trained, entitle, figure, panel
+from .figures import BETWEEN, LEFT, RIGHT, WRONG, entitle, figure, panel
+from .pictures import Base, Trained, cases_alone
 from .probes import Probe, ProbeError
 from .results import Wanted
 
@@ -161,4 +162,4 @@ def load(wanted: Wanted, data_dir: Path | None) -> Birds:
     return cub.load(data_dir)
 
 
-draw = functools.partial(pictures.draw, of_images=pictures.cases_alone("birds", cases), load=load)
+draw = functools.partial(pictures.draw, of_images=cases_alone("birds", cases), load=load)
