@@ -63,7 +63,7 @@ def shown(probe: Probe, path: Path, birds: Birds, views: Views, family: Family) 
             f"{path} is no probe of windows of {family.num_params} numbers: theta is {probe.theta.shape}"
         )
     chosen = torch.from_numpy(spread(len(probe.theta)))
-    theta = torch.from_numpy(probe.theta[chosen.numpy()].astype(np.float32))
+    theta = probes.transforms(probe.theta[chosen.numpy()])
     answers = probe.predictions[chosen.numpy()].tolist()
     return Shown(
         as_shown(views, given, chosen),

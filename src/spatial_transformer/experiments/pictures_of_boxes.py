@@ -7,11 +7,10 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from . import animations, figures, pictures, tested_digits
+from . import animations, figures, pictures, probes, tested_digits
 from .data.digits import DigitSet
 from .data.one_class import one_class
 from .extra import extra
@@ -58,7 +57,7 @@ def to_pixels(normalised: Tensor, size: int) -> Tensor:
 
 def predicted(one: Trained, moment: int) -> Tensor:
     """The boxes of the watched images at a moment, in pixels. [images, 4]"""
-    theta = torch.from_numpy(one.probe.thetas[moment].astype(np.float32))
+    theta = probes.transforms(one.probe.thetas[moment])
     corners = one.family.box(theta)
     return to_pixels(torch.cat([corners[:, 0], corners[:, 2]], dim=-1), one.cell.data.size)
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import animations, figures, pictures, tested_digits
+from . import animations, figures, pictures, probes, tested_digits
 from .cases import CASES, cases_title, chosen_cases, write_answers
 from .data.digits import DigitSet
 from .data.fixed_sets import as_images
@@ -86,7 +86,7 @@ def cases(one: Trained, shown: Shown, base: Base) -> Any:
 
 def draw_cases(pairs: Any, one: Trained, shown: Shown, base: Base, numbers: Sequence[int]) -> None:
     """Some test images on a pair of panels each."""
-    theta = torch.from_numpy(one.probe.theta[numbers].astype(np.float32))
+    theta = probes.transforms(one.probe.theta[numbers])
     lattices = lattice(one.family, theta, one.cell.data.size)
     half = reach(lattices, one.cell.data.size)
     for (above, below), number, lines in zip(pairs, numbers, lattices, strict=True):
@@ -124,7 +124,7 @@ def turned(one: Trained, number: int) -> str:
     """By which angle an affine transformation turns its grid; nothing of other families."""
     if one.cell.model.transformer != "affine":
         return ""
-    theta = torch.from_numpy(one.probe.theta[number].astype(np.float32))
+    theta = probes.transforms(one.probe.theta[number])
     (a, b, _), (c, d, _) = one.family.matrix(theta).tolist()
     return f"  ({round(math.degrees(math.atan2(c - b, a + d)))}°)"
 
@@ -162,7 +162,7 @@ def animation(one: Trained, shown: Shown) -> tuple[list[Any], list[int]]:
     """A frame for each moment of training, and for how long each is shown, in milliseconds."""
     truth = shown.labels[: one.probe.thetas.shape[1]].numpy()
     numbers = watched(truth, one.probe.predictions)
-    thetas = torch.from_numpy(one.probe.thetas[:, numbers].astype(np.float32))
+    thetas = probes.transforms(one.probe.thetas[:, numbers])
     size = one.cell.data.size
     lattices = lattice(one.family, thetas, size)  # [moments, images, lines, points, 2]
     half = reach(lattices, size)

@@ -45,7 +45,7 @@ def cases(one: Trained, numbers: HouseNumbers, base: Base) -> Any:
         )
     labels = numbers.labels[: len(one.probe.theta)]
     chosen, saved = chosen_cases(one, labels, base)
-    theta = torch.from_numpy(one.probe.theta[chosen].astype(np.float32))
+    theta = probes.transforms(one.probe.theta[chosen])
     made, table = looks(numbers.of(one.cell.data.size)[chosen], theta)
     answers = [*([base] if base else []), (one.cell.model.name.split()[-1], one.probe.predictions)]
     for (above, below), number in zip(table.T, chosen, strict=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,7 +35,7 @@ def first_images(one: Trained, digits: DigitSet, most: int | None = None) -> tup
             f"{probes.path_of(one.result.path)} is no probe of {digits.name}: it has "
             f"{len(one.probe.predictions)} predictions, not {count}"
         )
-    theta = torch.from_numpy(one.probe.theta[:most].astype(np.float32))
+    theta = probes.transforms(one.probe.theta[:most])
     return fixed_set(one.cell.data.kind, digits, count=len(theta)), theta
 
 
