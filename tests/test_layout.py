@@ -76,6 +76,20 @@ DATA_LEVELS = [
 ]
 DATA_LEVEL = {name: depth for depth, names in enumerate(DATA_LEVELS) for name in names}
 
+# Imports among the files that make pictures point down this table, never up or sideways.
+PICTURE_LEVELS = [
+    {
+        "pictures_of_digits", "pictures_of_pairs", "pictures_of_volumes", "pictures_of_boxes",
+        "pictures_of_house_numbers", "pictures_of_birds",
+    },
+    {"cases", "tested_digits"},
+    {"pictures"},
+    {"curves", "animations"},
+    {"figures"},
+    {"lattices"},
+]  # fmt: skip
+PICTURE_LEVEL = {name: depth for depth, names in enumerate(PICTURE_LEVELS) for name in names}
+
 # What the extra ``experiments`` brings: taken by ``experiments.extra`` alone, where it is first needed.
 EXTRA = ("filelock", "ray", "h5py", "matplotlib", "PIL", "platformdirs", "rich", "safetensors")
 
@@ -207,8 +221,20 @@ def test_experiments_keep_apart(file):
     if file.startswith("experiments/paper/") and not file.endswith("__init__.py"):
         assert {parts[:2] for parts in own(file)} <= {("experiments", "spec")}
     # They read what training left behind.
-    if Path(file).stem in ("results", "tables", "reports") or Path(file).stem.startswith("pictures"):
+    if Path(file).stem in {"results", "tables", "reports", *PICTURE_LEVEL}:
         assert used.isdisjoint({"engine", "runs", "checkpoints"})
+
+
+@pytest.mark.parametrize("name", PICTURE_LEVEL)
+def test_imports_of_pictures_point_one_way(name):
+    used = {parts[1] for parts in own(f"experiments/{name}.py") if parts[0] == "experiments"}
+    above = {other for other in PICTURE_LEVEL if PICTURE_LEVEL[other] <= PICTURE_LEVEL[name]}
+    assert used.isdisjoint(above), f"{name} must not import {sorted(used & above)}"
+
+
+def test_every_file_of_pictures_has_its_place():
+    names = {Path(file).stem for file in FILES if file.startswith("experiments/pictures")}
+    assert names <= set(PICTURE_LEVEL)
 
 
 def test_fast_convolutions_need_triton_only_when_they_run():

@@ -10,9 +10,10 @@ import torch
 from data_files import made_flock
 
 import spatial_transformer as st
-from spatial_transformer.experiments import pictures, probes
+from spatial_transformer.experiments import figures, probes
 from spatial_transformer.experiments import pictures_of_birds as drawn
 from spatial_transformer.experiments.data.bird_views import Views, photographs
+from spatial_transformer.experiments.extra import extra
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("filelock")
@@ -58,7 +59,7 @@ def test_what_is_shown(probe, flock):
     assert [text.splitlines()[0] for text, _ in found.captions[:6]] == [
         f"Class {n}" for n in (1, 2, 3, 4, 5, 2)
     ]
-    wrong = [at for at, (_, colour) in enumerate(found.captions) if colour == pictures.WRONG]
+    wrong = [at for at, (_, colour) in enumerate(found.captions) if colour == figures.WRONG]
     assert [numbers[at] for at in wrong] == [7]
 
 
@@ -77,16 +78,16 @@ def test_windows_are_drawn_in_the_colours_of_their_transformers(probe, flock, tm
         assert np.array_equal(axes.images[0].get_array(), found.images[number])
         box, *windows = axes.patches
         assert box.get_linestyle() == "--"
-        colours = [pictures.extra("matplotlib.colors").to_hex(one.get_edgecolor()) for one in windows]
+        colours = [extra("matplotlib.colors").to_hex(one.get_edgecolor()) for one in windows]
         assert colours == list(drawn.COLOURS[:2])
         for window, corners in zip(windows, found.corners[number], strict=True):
             expected = (corners + 1) * 112 - 0.5
             np.testing.assert_allclose(window.get_xy()[:4], expected, atol=1e-4)
     assert made.axes[6].get_xlabel() == "Class 3\ntaken for Class 1"
-    assert made.axes[6].xaxis.label.get_color() == pictures.WRONG
+    assert made.axes[6].xaxis.label.get_color() == figures.WRONG
     assert made.axes[0].get_xlabel() == "Class 1"
-    assert made.axes[0].xaxis.label.get_color() == pictures.RIGHT
-    pictures.save(made, tmp_path / "windows.png")
+    assert made.axes[0].xaxis.label.get_color() == figures.RIGHT
+    figures.save(made, tmp_path / "windows.png")
     assert (tmp_path / "windows.png").stat().st_size > 10_000
 
 

@@ -11,8 +11,10 @@ from PIL import Image
 
 import spatial_transformer as st
 from spatial_transformer import cli
+from spatial_transformer.coordinates import to_pixels
 from spatial_transformer.experiments import engine, pictures, probes, records, results
 from spatial_transformer.experiments import pictures_of_pairs as pairs
+from spatial_transformer.experiments.cases import chosen_cases
 from spatial_transformer.experiments.catalogue import EXPERIMENTS
 from spatial_transformer.experiments.data import uci_digits
 from spatial_transformer.experiments.data.fixed_sets import fixed_set
@@ -65,7 +67,7 @@ def test_cases_show_both_channels_and_what_each_transformer_gives(one, digits):
     shown = pairs.seen(one, digits)
     assert channels(shown.attended) == {"apart": 100, "settled": 100}
     made = pairs.cases(one, shown, None)
-    numbers, _ = pictures.chosen_cases(one, shown.labels, None)
+    numbers, _ = chosen_cases(one, shown.labels, None)
     table = np.array(made.axes, dtype=object).reshape(6, 8)
     images = fixed_set("addition", digits).images
     for column, number in enumerate(numbers):
@@ -76,7 +78,7 @@ def test_cases_show_both_channels_and_what_each_transformer_gives(one, digits):
             for transformer in (0, 1):
                 theta = torch.from_numpy(one.probe.theta[number].astype(np.float32)).unflatten(0, (2, 6))
                 corners = torch.tensor([[-1.0, -1], [1, -1]])
-                expected = pictures.to_pixels(st.Affine().points(theta[transformer], corners), (42, 42))
+                expected = to_pixels(st.Affine().points(theta[transformer], corners), (42, 42))
                 line = axes.lines[6 * transformer]
                 np.testing.assert_allclose(line.get_xydata()[[0, -1]], expected, atol=1e-3)
                 assert line.get_color() == pairs.COLOURS[transformer]

@@ -13,6 +13,7 @@ import spatial_transformer as st
 from spatial_transformer import cli
 from spatial_transformer.experiments import engine, pictures, probes, records, results
 from spatial_transformer.experiments import pictures_of_volumes as volumes
+from spatial_transformer.experiments.cases import chosen_cases
 from spatial_transformer.experiments.catalogue import EXPERIMENTS
 from spatial_transformer.experiments.data import fixed_sets, uci_digits
 
@@ -57,7 +58,7 @@ def test_cases_show_volumes_boxes_and_projections(trained, digits):
     shown = volumes.seen(one, digits)
     assert shown.before.shape == (20, 1, 60, 60, 60)
     made = volumes.cases(one, shown, None)
-    numbers, _ = pictures.chosen_cases(one, shown.labels, None)
+    numbers, _ = chosen_cases(one, shown.labels, None)
     table = np.array(made.axes, dtype=object).reshape(4, 8)
     for column, number in enumerate(numbers):
         front, above, _, projection = table[:, column]

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import pictures, pictures_of_birds
+from . import pictures_of_birds
 from .checkpoints import Weights
 from .data.bird_views import Photographs
 from .efficientnet_lite import SCALES, Features
+from .figures import INK
 from .fine_grained_runs import build, judged, settings_of, views_of
 from .networks import family_of
 from .pictures_of_birds import SEEN, Shown, as_shown, corners, species
@@ -44,7 +45,7 @@ def predict(
         shown.append(as_shown(views_of(settings, SEEN), given, chosen))
     if cell.model.transformer is None:
         return answers, None
-    captions = [(f"{name}\n{found}", pictures.INK) for name, found in zip(names, likeliest, strict=True)]
+    captions = [(f"{name}\n{found}", INK) for name, found in zip(names, likeliest, strict=True)]
     looks = corners(family_of(cell.model, cell.data), torch.cat(thetas))
     found = Shown(torch.cat(shown), looks, None, captions)
     return answers, pictures_of_birds.windows(found, cell.model.name, cell.data.kind)

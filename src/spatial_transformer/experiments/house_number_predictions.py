@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ..families import Affine
 from ..sampling import warp
-from . import house_number_runs, house_numbers, pictures
+from . import house_number_runs, house_numbers
 from .checkpoints import Weights
+from .figures import INK, entitle
 from .pictures_of_house_numbers import looks, written
 from .spec import Cell
 
@@ -36,9 +37,9 @@ def predict(
         return answers, None
     figure, table = looks(pixels, theta)
     for column, name, number in zip(table.T, names, numbers, strict=True):
-        column[0].set_title(name, fontsize=9, color=pictures.INK, pad=5)
-        column[1].set_xlabel(written(number), fontsize=13, color=pictures.INK)
-    pictures.entitle(figure, cell.model.name, cell.data.kind)
+        column[0].set_title(name, fontsize=9, color=INK, pad=5)
+        column[1].set_xlabel(written(number), fontsize=13, color=INK)
+    entitle(figure, cell.model.name, cell.data.kind)
     return answers, figure
 
 

@@ -20,7 +20,8 @@ from .data import birds as cub
 from .data.bird_views import Photographs, Views, photographs
 from .data.birds import Birds
 from .extra import extra
-from .pictures import BETWEEN, LEFT, RIGHT, WRONG, Base, Trained, entitle, figure, panel
+from .figures import BETWEEN, LEFT, RIGHT, WRONG, entitle, figure, panel
+from .pictures import Base, Trained, cases_alone
 from .probes import Probe, ProbeError
 from .results import Wanted
 
@@ -62,7 +63,7 @@ def shown(probe: Probe, path: Path, birds: Birds, views: Views, family: Family) 
             f"{path} is no probe of windows of {family.num_params} numbers: theta is {probe.theta.shape}"
         )
     chosen = torch.from_numpy(spread(len(probe.theta)))
-    theta = torch.from_numpy(probe.theta[chosen.numpy()].astype(np.float32))
+    theta = probes.transforms(probe.theta[chosen.numpy()])
     answers = probe.predictions[chosen.numpy()].tolist()
     return Shown(
         as_shown(views, given, chosen),
@@ -161,4 +162,4 @@ def load(wanted: Wanted, data_dir: Path | None) -> Birds:
     return cub.load(data_dir)
 
 
-draw = functools.partial(pictures.draw, of_images=pictures.cases_alone("birds", cases), load=load)
+draw = functools.partial(pictures.draw, of_images=cases_alone("birds", cases), load=load)

@@ -4,7 +4,6 @@ which is their transforms multiplied out, and what they make of the image."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,17 @@ from torch import Tensor
 from ..families import Affine
 from ..sampling import warp
 from . import house_numbers, pictures, probes
+from .cases import cases_title, chosen_cases, write_marked
 from .data import svhn
 from .data.svhn import NULL, HouseNumbers
-from .pictures import CASES, GRID, GROUND, INK, RIGHT, WRONG, Base, Trained
+from .figures import INK, entitle, panel, panels, with_lattices
+from .lattices import CELLS, lattice, reach
+from .pictures import Base, Trained, cases_alone
 from .results import Wanted
 
 PICTURES = ("cases", "curves")
 
 SIDE = 1.35  # inches of an image
-
-Answers = Sequence[tuple[str, Any]]  # who gave them, and the numbers, [N, 5] each
 
 
 def written(label: Any) -> str:
@@ -43,31 +43,18 @@ def cases(one: Trained, numbers: HouseNumbers, base: Base) -> Any:
             f"{probes.path_of(one.result.path)} is no probe of these images: it has "
             f"{len(one.probe.predictions)} predictions, not {len(numbers.labels)}"
         )
-    labels = numbers.labels[: len(one.probe.theta)].numpy()
-    answers = [*([base] if base else []), (one.cell.model.name, one.probe.predictions)]
-    chosen, saved = chosen_cases(labels, answers)
-    theta = torch.from_numpy(one.probe.theta[chosen].astype(np.float32))
+    labels = numbers.labels[: len(one.probe.theta)]
+    chosen, saved = chosen_cases(one, labels, base)
+    theta = probes.transforms(one.probe.theta[chosen])
     made, table = looks(numbers.of(one.cell.data.size)[chosen], theta)
+    answers = [*([base] if base else []), (one.cell.model.name.split()[-1], one.probe.predictions)]
     for (above, below), number in zip(table.T, chosen, strict=True):
-        above.set_title(written(labels[number]), fontsize=11, color=INK, pad=5)
-        for row, (who, given) in enumerate(answers):
-            right = (given[number] == labels[number]).all()
-            below.annotate(
-                f"{who.split()[-1]}: {written(given[number])} {'✓' if right else '✗'}",
-                (0.5, 0), (0, -4 - 14 * row), xycoords="axes fraction", textcoords="offset points",
-                ha="center", va="top", fontsize=10, color=RIGHT if right else WRONG,
-            )  # fmt: skip
-    pictures.entitle(made, pictures.cases_title(one, len(chosen), len(labels), saved, base), one.footer)
+        label = labels[number]
+        above.set_title(written(label), fontsize=11, color=INK, pad=5)
+        said = [(who, given[number]) for who, given in answers]
+        write_marked(below, [(f"{who}: {written(each)}", np.array_equal(each, label)) for who, each in said])
+    entitle(made, cases_title(one, len(chosen), len(labels), saved, base), one.footer)
     return made
-
-
-def chosen_cases(labels: Any, answers: Answers) -> tuple[list[int], int]:
-    """Numbers that the first misreads and the last reads, those that both read, and others; and how many of
-    the first sort there are."""
-    right = [(given[: len(labels)] == labels).all(1) for _, given in answers]
-    saved = right[-1] & ~right[0]
-    order = [*np.flatnonzero(saved), *np.flatnonzero(right[-1] & ~saved), *np.flatnonzero(~right[-1])]
-    return [int(number) for number in order[:CASES]], int(saved.sum())
 
 
 def looks(pixels: Tensor, theta: Tensor) -> tuple[Any, Any]:
@@ -75,16 +62,14 @@ def looks(pixels: Tensor, theta: Tensor) -> tuple[Any, Any]:
     what is to be seen through these. pixels uint8 [N, 3, size, size], theta [N, transformers * 6]"""
     together = house_numbers.multiplied_out(theta).flatten(1)
     size = pixels.shape[-1]
-    made, table = pictures.panels(("input and box", "output"), len(pixels), SIDE, above=0.68, below=0.8)
-    lattices = torch.stack([pictures.lattice(Affine(), each, size) for each in together])
-    half = pictures.reach(lattices, size)
+    made, table = panels(("input and box", "output"), len(pixels), SIDE, above=0.68, below=0.8)
+    lattices = lattice(Affine(), together, size)
+    half = reach(lattices, size)
     outputs = through(pixels, together)
     for (above, below), before, after, lines in zip(table.T, pixels, outputs, lattices, strict=True):
-        above.set_facecolor(GROUND)
-        pictures.panel(above, before.permute(1, 2, 0))
-        pictures.draw_lines(above, lines, GRID, every=pictures.CELLS)  # a grid would hide the digits
-        pictures.zoom_out(above, size, half)
-        pictures.panel(below, after.permute(1, 2, 0))
+        # The border alone: a grid would hide the digits.
+        with_lattices(above, before.permute(1, 2, 0), [lines], half, every=CELLS)
+        panel(below, after.permute(1, 2, 0))
     return made, table
 
 
@@ -101,4 +86,4 @@ def load(wanted: Wanted, data_dir: Path | None) -> HouseNumbers:
     return svhn.load("test", data_dir)
 
 
-draw = functools.partial(pictures.draw, of_images=pictures.cases_alone("house numbers", cases), load=load)
+draw = functools.partial(pictures.draw, of_images=cases_alone("house numbers", cases), load=load)

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
+from . import pictures, tested_digits
+from .cases import cases_title, chosen_cases, write_answers
 from .data.digits import DigitSet
+from .figures import GRID, INK, entitle, panel, panels, with_lattices
+from .lattices import lattice, reach
 from .measures import attended
-from .pictures import (
-    GRID,
-    GROUND,
-    INK,
-    Base,
-    Trained,
-    cases_alone,
-    cases_title,
-    chosen_cases,
-    draw_lines,
-    entitle,
-    first_images,
-    given,
-    lattice,
-    panel,
-    panels,
-    reach,
-    write_answers,
-    zoom_out,
-)
+from .pictures import Base, Trained, cases_alone
+from .tested_digits import first_images, given
 
 COLOURS = (GRID, "#35a7ff")  # of each transformer: told apart on black, on white, and by most eyes
 
@@ -54,22 +40,17 @@ def cases(one: Trained, shown: Shown, base: Base) -> Any:
     """The right half of Table 4: both channels with the grid of each transformer on them, and below them the
     two channels that each gives. The one that it attends to has a frame."""
     count = one.cell.model.transformers
-    numbers, saved = chosen_cases(one, shown.labels, base[1] if base else None)
+    numbers, saved = chosen_cases(one, shown.labels, base)
     names = [f"ST{number + 1}: {channel}" for number in range(count) for channel in ("first", "second")]
     made, table = panels(["first", "second", *names], len(numbers), 1.05, above=0.68, below=0.8)
-    lattices = [
-        [lattice(one.family, theta, one.cell.data.size) for theta in shown.thetas[number]]
-        for number in numbers
-    ]
-    half = reach(torch.stack([lines for each in lattices for lines in each]), one.cell.data.size)
+    lattices = lattice(one.family, shown.thetas[numbers], one.cell.data.size)  # [N, T, lines, points, 2]
+    half = reach(lattices, one.cell.data.size)
     for column, number, lines in zip(table.T, numbers, lattices, strict=True):
         inputs, outputs = column[:2], column[2:].reshape(count, 2)
         for channel, axes in enumerate(inputs):
-            axes.set_facecolor(GROUND)
-            panel(axes, shown.before[number, channel])
-            for each, colour in zip(lines, COLOURS, strict=False):
-                draw_lines(axes, each, colour, every=2 * count)  # so that both can be seen
-            zoom_out(axes, one.cell.data.size, half)
+            # Few lines, so that both lattices can be seen.
+            image = shown.before[number, channel]
+            with_lattices(axes, image, lines, half, colours=COLOURS, every=2 * count)
         for transformer, row in enumerate(outputs):
             theta = shown.thetas[number : number + 1, transformer]
             after = given(one.family, shown.before[number : number + 1], theta, one.cell.data)
@@ -93,4 +74,6 @@ def draw_cases(one: Trained, digits: DigitSet, base: Base) -> Any:
     return cases(one, seen(one, digits), base)
 
 
-draw_images = cases_alone("pairs of digits", draw_cases)
+draw = functools.partial(
+    pictures.draw, of_images=cases_alone("pairs of digits", draw_cases), load=tested_digits.load
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -10,24 +11,13 @@ from torch import Tensor
 from ..coordinates import to_pixels
 from ..families import Family
 from ..sampling import warp
+from . import pictures, tested_digits
+from .cases import cases_title, chosen_cases, write_answers
 from .data.digits import DigitSet
 from .data.fixed_sets import BATCH
-from .pictures import (
-    GRID,
-    GROUND,
-    INK,
-    Base,
-    Trained,
-    cases_alone,
-    cases_title,
-    chosen_cases,
-    entitle,
-    first_images,
-    panel,
-    panels,
-    write_answers,
-    zoom_out,
-)
+from .figures import GRID, INK, entitle, panel, panels, zoom_out
+from .pictures import Base, Trained, cases_alone
+from .tested_digits import first_images
 
 # Of a volume [1, D, H, W]: the axis that a view sums up, and which of x, y, z lie across and down on it.
 VIEWS = {"front": (1, (0, 1)), "above": (2, (0, 2))}
@@ -51,7 +41,7 @@ def seen(one: Trained, digits: DigitSet) -> Shown:
 def cases(one: Trained, shown: Shown, base: Base) -> Any:
     """Volumes seen from the front and from above, with the box that the transformer reads, and what it makes
     of them, from above and from the front: the last is what the classification network gets."""
-    numbers, saved = chosen_cases(one, shown.labels, base[1] if base else None)
+    numbers, saved = chosen_cases(one, shown.labels, base)
     rows = ("from the front", "from above", "out: above", "out: front")
     made, table = panels(rows, len(numbers), 1.2, above=0.68, below=0.8)
     size = one.cell.data.size
@@ -59,7 +49,6 @@ def cases(one: Trained, shown: Shown, base: Base) -> Any:
         theta, volume = shown.theta[number], shown.before[number]
         after = warp(volume[None], theta[None], one.family, size=(one.cell.data.shown,) * 3)[0]
         for axes, view in zip(column[:2], ("front", "above"), strict=True):
-            axes.set_facecolor(GROUND)
             projected(axes, volume, view)
             for edge in box(one.family, theta, size, view):
                 axes.plot(*edge.T, color=GRID, linewidth=1.2, solid_capstyle="round")
@@ -89,4 +78,4 @@ def draw_cases(one: Trained, digits: DigitSet, base: Base) -> Any:
     return cases(one, seen(one, digits), base)
 
 
-draw_images = cases_alone("volumes", draw_cases)
+draw = functools.partial(pictures.draw, of_images=cases_alone("volumes", draw_cases), load=tested_digits.load)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import bird_predictions, checkpoints, house_number_predictions, pictures
+from . import bird_predictions, checkpoints, figures, house_number_predictions
 from .catalogue import EXPERIMENTS
 from .checkpoints import CheckpointError, Weights
 from .extra import extra
@@ -64,7 +64,7 @@ def run(given: argparse.Namespace) -> int:
     for path, answer in zip(given.images, answers, strict=True):
         print(f"{path}: {answer}")
     if figure is not None:
-        pictures.save(figure, given.out)
+        figures.save(figure, given.out)
         print(given.out)
     return 0
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from .data.fetch import in_one_step
@@ -54,6 +55,11 @@ def of(predictions: Tensor, theta: Tensor, watched: Sequence[tuple[int, Tensor]]
         np.array([step for step, _ in watched], dtype=np.int64),
         np.stack(thetas) if thetas else np.zeros((0, 0, dim), dtype=np.float16),
     )
+
+
+def transforms(kept: Any) -> Tensor:
+    """Some of the thetas of a probe as families take them: half precision is for keeping alone. float32"""
+    return torch.from_numpy(kept.astype(np.float32))
 
 
 def path_of(record: Path) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import engine, pictures, results
+from . import engine, pictures_of_digits, results
 from .catalogue import EXPERIMENTS, chosen
 from .data import mnist, uci_digits
 from .data.places import VARIABLE
@@ -68,7 +68,7 @@ def run(given: argparse.Namespace) -> int:
         error = f"{record.error:5.2f} % wrong" if record.status == "done" else f"failed: {record.reason}"
         print(f"  {what + ' a spatial transformer':<30} {error}, {duration(record.seconds)}")
     wanted = results.Wanted(results.changed(dataclasses.asdict(settings), experiment.settings), digits.name)
-    made = pictures.draw(
+    made = pictures_of_digits.draw(
         experiment,
         cells,
         results.of(experiment, given.out),

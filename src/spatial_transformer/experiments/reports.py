@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from . import (
     catalogue,
-    pictures,
     pictures_of_birds,
     pictures_of_boxes,
+    pictures_of_digits,
     pictures_of_house_numbers,
     pictures_of_pairs,
     pictures_of_volumes,
@@ -25,18 +24,15 @@ from .results import Wanted
 from .spec import Experiment
 
 COMMANDS = ("table", "draw")
-# What shows the test images of an experiment whose images are not one digit on a plane.
-OF_IMAGES: dict[str, pictures.ImagePictures] = {
-    "addition": pictures_of_pairs.draw_images,
-    "volumes": pictures_of_volumes.draw_images,
-}
 # By task, what has its PICTURES and its draw().
 DRAWN_BY: dict[str, Any] = {
-    "digits": pictures,
+    "digits": pictures_of_digits,
     "colocalisation": pictures_of_boxes,
     "house numbers": pictures_of_house_numbers,
     "birds": pictures_of_birds,
 }
+# The draw() of an experiment whose images are not one digit on a plane, in place of its task's.
+OTHERWISE = {"addition": pictures_of_pairs.draw, "volumes": pictures_of_volumes.draw}
 DIGITS = {"mnist": mnist.NAME, "packaged": uci_digits.NAME}
 
 
@@ -100,9 +96,7 @@ def draw(
 ) -> int:
     cells = catalogue.chosen(experiment, given.model, given.data)
     by = DRAWN_BY[experiment.task.name]
-    known, draw = by.PICTURES, by.draw
-    if by is pictures:
-        draw = functools.partial(draw, of_images=OF_IMAGES.get(experiment.name))
+    known, draw = by.PICTURES, OTHERWISE.get(experiment.name, by.draw)
     if unknown := set(given.only) - set(known):
         raise ValueError(f"{experiment.name} has {', '.join(known)}, got --only {min(unknown)}")
     made = draw(

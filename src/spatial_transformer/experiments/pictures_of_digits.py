@@ -1,0 +1,203 @@
+"""Pictures of distorted digits (section 4.1): grids on test images, what comes out, means, and animations.
+
+The images are those of the fixed test set, drawn again; grids and outputs come from the thetas that a probe
+keeps. Each picture is made by one function and saved by another, so that what is on it can be asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import animations, figures, pictures, probes, tested_digits
+from .cases import CASES, cases_title, chosen_cases, write_answers
+from .data.digits import DigitSet
+from .data.fixed_sets import as_images
+from .figures import INK, entitle, panel, panels, with_lattices
+from .lattices import lattice, reach
+from .pictures import Base, Trained, base_of, file_name
+from .results import Result
+from .spec import CLASSES
+from .tested_digits import first_images, given
+
+PICTURES = ("overview", "cases", "curves", "means", "animation")
+MOVED = 0.15  # pixels of the input by which a lattice moves that is not still
+
+
+class Shown(NamedTuple):
+    """The first test images, and what a transformer makes of them."""
+
+    before: Tensor  # [N, 1, size, size]
+    after: Tensor  # [N, 1, shown / pooling, shown / pooling]: what the classification network gets to see
+    upright: Tensor  # [N, 1, 28, 28]: the digits themselves
+    labels: Tensor  # int64 [N]
+
+
+def draw_images(
+    kept: Sequence[Trained],
+    found: dict[str, list[Result]],
+    wanted: Collection[str],
+    folder: Path,
+    digits: DigitSet,
+    title: str,
+) -> Iterator[Path]:
+    best: dict[str, tuple[Trained, Shown, Base]] = {}  # by kind of data
+    for one in kept:
+        name = file_name(one.cell)
+        shown, base = seen(one, digits), base_of(one, found)
+        if "cases" in wanted:
+            yield figures.save(cases(one, shown, base), folder / f"{name}-cases.png")
+        if "means" in wanted:
+            yield figures.save(means(one, shown), folder / f"{name}-means.png")
+        if "animation" in wanted and len(one.probe.steps):
+            yield animations.save(*animation(one, shown), folder / f"{name}-training.gif")
+        kind = one.cell.data.kind
+        if kind not in best or one.error < best[kind][0].error:
+            best[kind] = one, shown, base
+    if "overview" in wanted and len(best) > 1:
+        yield figures.save(overview(title, list(best.values())), folder / "overview.png")
+
+
+def seen(one: Trained, digits: DigitSet) -> Shown:
+    """What a transformer makes of the first test images."""
+    fixed, theta = first_images(one, digits)
+    upright = as_images(digits.test.images[: len(theta)], "cpu")
+    return Shown(fixed.images, given(one.family, fixed.images, theta, one.cell.data), upright, fixed.labels)
+
+
+# Cases
+
+
+def cases(one: Trained, shown: Shown, base: Base) -> Any:
+    """The right half of Table 1: inputs with the grids on them, and below them the outputs."""
+    numbers, saved = chosen_cases(one, shown.labels, base)
+    made, table = panels(("input and grid", "output"), len(numbers), 1.2, above=0.68, below=0.8)
+    draw_cases(table.T, one, shown, base, numbers)
+    entitle(made, cases_title(one, len(numbers), len(shown.labels), saved, base), one.footer)
+    return made
+
+
+def draw_cases(pairs: Any, one: Trained, shown: Shown, base: Base, numbers: Sequence[int]) -> None:
+    """Some test images on a pair of panels each."""
+    theta = probes.transforms(one.probe.theta[numbers])
+    lattices = lattice(one.family, theta, one.cell.data.size)
+    half = reach(lattices, one.cell.data.size)
+    for (above, below), number, lines in zip(pairs, numbers, lattices, strict=True):
+        with_lattices(above, shown.before[number, 0], [lines], half)
+        panel(below, shown.after[number, 0])
+        label = int(shown.labels[number])
+        above.set_title(f"{label}{turned(one, number)}", fontsize=11, color=INK, pad=5)
+        write_answers(below, one, base, number, label)
+
+
+def overview(title: str, columns: Sequence[tuple[Trained, Shown, Base]]) -> Any:
+    """Cases of several kinds of data side by side, as in the paper."""
+    each = max(2, CASES // len(columns))
+    rows, count = ("input and grid", "output"), each * len(columns)
+    made, table = panels(rows, count, 1.0, above=1.0, below=0.78, group=each)
+    height = made.get_size_inches()[1]
+    for at, (one, shown, base) in enumerate(columns):
+        numbers = chosen_cases(one, shown.labels, base)[0][:each]
+        pairs = table.T[each * at : each * at + len(numbers)]
+        draw_cases(pairs, one, shown, base, numbers)
+        heading = f"{one.cell.data.kind}: {one.cell.model.name}"
+        left = table[0, each * at].get_position().x0
+        made.text(left, 1 - 0.48 / height, heading, va="top", fontsize=11, color=INK, weight="bold")
+    for axes in made.axes:
+        if not axes.images:  # fewer test images than there is room for
+            axes.set_visible(False)
+    runs = [one.result.record for one, _, _ in columns]
+    steps = ", ".join(dict.fromkeys(f"{record.steps:,}" for record in runs))
+    footer = f"{runs[0].digits}, {steps} steps; above: label, angle of an affine grid; below: answers"
+    entitle(made, f"{title}: what spatial transformers make of test images", footer)
+    return made
+
+
+def turned(one: Trained, number: int) -> str:
+    """By which angle an affine transformation turns its grid; nothing of other families."""
+    if one.cell.model.transformer != "affine":
+        return ""
+    theta = probes.transforms(one.probe.theta[number])
+    (a, b, _), (c, d, _) = one.family.matrix(theta).tolist()
+    return f"  ({round(math.degrees(math.atan2(c - b, a + d)))}°)"
+
+
+# Means
+
+
+def class_means(images: Tensor, labels: Tensor) -> Tensor:
+    """[N, 1, H, W] -> [CLASSES, H, W]; black where there is no image of a class."""
+    return torch.stack(
+        [
+            images[labels == label, 0].mean(0) if (labels == label).any() else torch.zeros(images.shape[2:])
+            for label in range(CLASSES)
+        ]
+    )
+
+
+def means(one: Trained, shown: Shown) -> Any:
+    """The mean of each class: as the network gets it, as the transformer hands it on, and as it was."""
+    rows = {"input": shown.before, "output": shown.after, "undistorted": shown.upright}
+    made, table = panels(tuple(rows), CLASSES, 0.95, above=0.48, below=0.36)
+    for images, line in zip(rows.values(), table, strict=True):
+        tiles = class_means(images, shown.labels)
+        for tile, axes in zip(tiles, line, strict=True):
+            panel(axes, tile, brightest=float(tiles.max()))
+    title = f"The mean of each digit before and after the transformer of the {one.cell.model.name}"
+    entitle(made, title, f"{one.footer}; means of {len(shown.labels):,} test images")
+    return made
+
+
+# Animations
+
+
+def animation(one: Trained, shown: Shown) -> tuple[list[Any], list[int]]:
+    """A frame for each moment of training, and for how long each is shown, in milliseconds."""
+    truth = shown.labels[: one.probe.thetas.shape[1]].numpy()
+    numbers = watched(truth, one.probe.predictions)
+    thetas = probes.transforms(one.probe.thetas[:, numbers])
+    size = one.cell.data.size
+    lattices = lattice(one.family, thetas, size)  # [moments, images, lines, points, 2]
+    half = reach(lattices, size)
+    images = shown.before[numbers]
+    frames, durations = [], []
+    for moment, step in enumerate(one.probe.steps.tolist()):
+        outputs = given(one.family, images, thetas[moment], one.cell.data)
+        frames.append(frame(one, images, lattices[moment], outputs, half, f"step {step:,}"))
+        moves = moment > 0 and float((lattices[moment] - lattices[moment - 1]).abs().max()) > MOVED
+        durations.append(animations.MOVING if moves else animations.STILL)
+    durations[0] = 6 * animations.MOVING
+    durations[-1] = animations.LAST
+    return frames, durations
+
+
+def watched(truth: Any, predictions: Any) -> list[int]:
+    """One image of each class, as far as there are any, in the order of the test set; in the end right."""
+    right = [int(number) for number in np.flatnonzero(predictions[: len(truth)] == truth)]
+    first = [number for number in right if truth[number] not in truth[[n for n in right if n < number]]]
+    others = [number for number in [*right, *range(len(truth))] if number not in first]
+    return sorted([*first, *dict.fromkeys(others)][:CASES])
+
+
+def frame(one: Trained, images: Tensor, lattices: Tensor, outputs: Tensor, half: float, counter: str) -> Any:
+    """One picture of an animation: inputs with lattices on them, and below them the outputs."""
+    tiles = [
+        *(animations.tile_with_lattice(*each, half) for each in zip(images[:, 0], lattices, strict=True)),
+        *(animations.tile(output) for output in outputs[:, 0]),
+    ]
+    page, corners = animations.page(rows=2, columns=len(images))
+    for tile, corner in zip(tiles, corners, strict=True):
+        page.paste(tile, corner)
+    title = f"{one.cell.model.name} on {one.result.record.digits} {one.cell.data.kind}"
+    animations.entitle(page, title, counter)
+    return page
+
+
+draw = functools.partial(pictures.draw, of_images=draw_images, load=tested_digits.load)

@@ -1,0 +1,35 @@
+"""Records and probes of networks on distorted digits that were never trained."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from spatial_transformer.experiments import probes, results
+from spatial_transformer.experiments.catalogue import EXPERIMENTS
+from spatial_transformer.experiments.data import uci_digits
+from spatial_transformer.experiments.pictures import Trained
+from spatial_transformer.experiments.records import Record
+
+EXPERIMENT = EXPERIMENTS["distorted-mnist"]
+CELLS = {cell.name: cell for cell in EXPERIMENT.cells}
+WITH, WITHOUT = "R/ST-FCN affine", "R/FCN"
+
+
+def record_of(cell, seed, error, curve, **fields):
+    given = {
+        "experiment": cell.experiment, "cell": cell.name, "seed": seed, "status": "done", "reason": None,
+        "error": error, "paper": cell.paper, "digits": uci_digits.NAME, "steps": cell.settings.steps,
+        "seconds": 1.0, "device": "CPU", "commit": "c" * 40, "date": "2026-01-01", "versions": {},
+        "settings": dataclasses.asdict(cell.settings), "parameters": 60_000, "curve": curve, **fields,
+    }  # fmt: skip
+    return Record(**given)
+
+
+def made_up(name, theta, predictions=(), steps=(), thetas=None):
+    cell = CELLS[name]
+    dim = theta.shape[1]
+    thetas = np.zeros((0, 0, dim), np.float16) if thetas is None else thetas
+    probe = probes.Probe(np.array(predictions, np.uint8), theta, np.array(steps, np.int64), thetas)
+    return Trained(cell, results.Result(None, record_of(cell, 0, 1.0, []), {}), probe)

@@ -1,0 +1,39 @@
+"""Training curves: lines and dots are what the records say."""
+
+from __future__ import annotations
+
+from made_up import CELLS, WITH, WITHOUT, record_of
+
+from spatial_transformer.experiments import curves, results
+from spatial_transformer.experiments.catalogue import EXPERIMENTS
+from spatial_transformer.experiments.records import Point
+
+
+def run_of(name, seed, curve, error=2.0, **fields):
+    return results.Result(None, record_of(CELLS[name], seed, error, curve, **fields), {})
+
+
+def test_curves_are_the_records():
+    first = [Point(10, 1.0, 40.0), Point(20, 0.5, 8.0), Point(30, 0.5, 0.0)]
+    second = [Point(10, 1.0, 60.0), Point(20, 0.5, 10.0)]
+    runs = [
+        (CELLS[WITHOUT], [run_of(WITHOUT, 0, first)]),
+        (CELLS[WITH], [run_of(WITH, 0, first, 1.0), run_of(WITH, 1, second, 2.0)]),
+        (CELLS["R/CNN"], [run_of("R/CNN", 0, second, None, status="failed", reason="nan")]),
+    ]
+    axes = curves.curves("R", runs).axes[0]
+    assert axes.get_yscale() == "log"
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    assert lines["FCN: 2.00 % (2.1 %)"] == [[10, 40], [20, 8], [30, 0]]
+    assert lines["ST-FCN affine: 1.50 % (1.2 %)"] == [[10, 50], [20, 9]]  # as far as both seeds went
+    assert lines["CNN: failed (1.2 %)"] == [[10, 60], [20, 10]]
+    shown = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert shown == ["FCN: 2.00 % (2.1 %)", "ST-FCN affine: 1.50 % (1.2 %)", "CNN: failed (1.2 %)"]
+    dots = [line.get_xydata().tolist() for line in axes.lines if line.get_marker() == "o"]
+    assert dots == [[[30, 2]], [[20, 1.5]]]
+
+
+def test_every_model_has_its_own_colour():
+    for experiment in EXPERIMENTS.values():
+        models = [model for model in experiment.models if model.digit is None]  # others have boxes, no curves
+        assert len({curves.colour_of(model) for model in models}) == len(models)
