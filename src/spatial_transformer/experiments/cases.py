@@ -51,9 +51,10 @@ def write_answers(below: Any, one: Trained, base: Base, number: int, label: int)
 
 def write_marked(below: Any, lines: Sequence[tuple[str, bool]]) -> None:
     """Answers, and whether they are right, line by line below a panel."""
+    size = 10 if max(len(text) for text, _ in lines) <= 10 else 8.5  # of points: not into the next column
     for row, (text, right) in enumerate(lines):
         below.annotate(
             f"{text} {'✓' if right else '✗'}",
             (0.5, 0), (0, -4 - 14 * row), xycoords="axes fraction", textcoords="offset points",
-            ha="center", va="top", fontsize=10, color=RIGHT if right else WRONG,
+            ha="center", va="top", fontsize=size, color=RIGHT if right else WRONG,
         )  # fmt: skip

@@ -85,7 +85,8 @@ def draw(
         for data in experiment.data:
             runs = [(cell, found[cell.name]) for cell in having if cell.data == data]
             if any(one.record.curve for _, results in runs for one in results):
-                made = curves(f"{experiment.title} {data.kind}", runs)
+                kind = f" {data.kind}" if len(experiment.data) > 1 else ""
+                made = curves(f"{experiment.title}{kind}", runs)
                 yield save(made, folder / f"{data.kind}-curves.png")
     others = [picture for picture in dict.fromkeys(only) if picture != "curves"]
     kept = [one for cell in having if others and (one := opened(cell, found[cell.name], say))]
