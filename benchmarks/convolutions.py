@@ -11,7 +11,6 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,8 @@ from spatial_transformer.experiments.fast_convolutions import METHODS, many_chan
 
 from . import cpu, cuda
 from .measure import QUICK, Call, Device, Effort, interleaved, quartiles, sentence
-from .record import heading, write
+from .record import heading
+from .table import carry_out
 
 DEVICES: dict[str, Device] = {"cpu": cpu.DEVICE, "cuda": cuda.DEVICE}
 EFFORT = cuda.DEVICE.effort._replace(rounds=6)
@@ -248,22 +248,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.convolutions", description="The speed of the convolutions."
     )
     parser.add_argument("--device", choices=DEVICES, default="cuda")
-    parser.add_argument("--out", type=Path, help="write the result here, as JSON")
     parser.add_argument("--only", help="the cases whose name contains this")
     parser.add_argument("--quick", action="store_true", help="a smoke run: no measurements")
-    given = parser.parse_args(argv)
-    reason = DEVICES[given.device].why_not()
-    if reason is not None:
-        parser.error(f"--device {given.device} cannot run here: {reason}")
-    cases = [case for case in CASES if given.only is None or given.only in f"{case.name} {case.size}"]
-    cases = [smaller(case) for case in cases] if given.quick else cases
-    result = run(given.device, QUICK if given.quick else EFFORT, cases)
-    if given.out is not None:
-        write(result, given.out)
-    print(markdown(result))
+
+    def measure(given: argparse.Namespace) -> dict[str, Any]:
+        if (reason := DEVICES[given.device].why_not()) is not None:
+            parser.error(f"--device {given.device} cannot run here: {reason}")
+        cases = [case for case in CASES if given.only is None or given.only in f"{case.name} {case.size}"]
+        cases = [smaller(case) for case in cases] if given.quick else cases
+        return run(given.device, QUICK if given.quick else EFFORT, cases)
+
+    result = carry_out(parser, argv, measure, markdown)
     wrong = [
         name
-        for case in result["cases"]
+        for case in (result["cases"] if result else [])
         for name, found in case["contenders"].items()
         if found["wrong"] and name.startswith("ours")
     ]
