@@ -225,7 +225,7 @@ def test_experiments_keep_apart(file):
         assert used.isdisjoint({"engine", "runs", "checkpoints"})
 
 
-@pytest.mark.parametrize("name", PICTURE_LEVEL)
+@pytest.mark.parametrize("name", sorted(PICTURE_LEVEL))
 def test_imports_of_pictures_point_one_way(name):
     used = {parts[1] for parts in own(f"experiments/{name}.py") if parts[0] == "experiments"}
     above = {other for other in PICTURE_LEVEL if PICTURE_LEVEL[other] <= PICTURE_LEVEL[name]}
