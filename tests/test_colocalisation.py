@@ -54,13 +54,13 @@ def quickly(monkeypatch, tmp_path):
     monkeypatch.setattr(encoders, "STEPS", 20)
 
 
-def small(name):
+def small(name, **changes):
     cell = CELLS[name]
-    return dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, **SHORT))
+    return dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, **{**SHORT, **changes}))
 
 
-def started(digits, seed=0):
-    run = Colocalisation(small("TC84/3"), seed, digits, CPU, Path("runs"))
+def started(digits, seed=0, **changes):
+    run = Colocalisation(small("TC84/3", **changes), seed, digits, CPU, Path("runs"))
     run.objective.rate.fill_(0.003)
     return run
 
@@ -155,6 +155,14 @@ def test_the_true_box_holds_the_digit(digits):
         assert (right - left, bottom - top) == (28, 28)
         inside = image[top:bottom, left:right]
         assert inside.count_nonzero() == image.count_nonzero() > 0
+
+
+def test_the_learning_rate_is_that_of_the_settings(digits):
+    run = started(digits, localiser_rate=0.5, steps=10, stages=2)
+    for step, rate in ((0, 0.0005), (4, 0.0005), (5, 0.00005)):
+        run.step_number = step
+        run.set_rate()
+        assert float(run.objective.rate) == pytest.approx(rate)
 
 
 def test_crops_start_midway_and_stay_within_the_image():

@@ -22,7 +22,7 @@ from .data.one_class import one_class
 from .data.random_numbers import RandomNumbers
 from .encoders import encoder
 from .runs import STREAM, Resumable, Tested, held_out, joined, tensor_cores
-from .spec import Cell
+from .spec import Cell, DigitSettings
 
 MARGIN = 1.0  # alpha of the hinge loss
 CORRECT = 0.5  # overlap above which a box is right
@@ -267,7 +267,9 @@ class Colocalisation(Resumable):
 
     def set_rate(self) -> None:
         """The learning rate of the steps that follow; in place, so that a captured step takes it."""
-        self.objective.rate.fill_(self.cell.settings.rate(self.step_number))
+        settings = self.cell.settings
+        assert isinstance(settings, DigitSettings)
+        self.objective.rate.fill_(settings.rate(self.step_number) * settings.localiser_rate)
 
     def tested(self) -> Tested:
         """The boxes of all images; what is "predicted" of an image is whether its box is right."""
