@@ -505,7 +505,9 @@ def test_captured_steps_are_steps(digits):
     cells = [job.cell for job in jobs(*names, parameters=150_000)]
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     alone, together = ([Run(cell, 1, digits, "cuda") for cell in cells] for _ in range(2))
-    Lockstep(together).advance(5)
+    side_by_side = Lockstep(together)
+    assert [len(group) for group in side_by_side.groups] == [1, 1, 1, 2]  # those on E share their batches
+    side_by_side.advance(5)
     for one, other in zip(alone, together, strict=True):
         one.set_rate()
         for _ in range(5):

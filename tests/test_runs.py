@@ -11,6 +11,7 @@ from spatial_transformer.experiments import checkpoints, measures
 from spatial_transformer.experiments.checkpoints import Checkpoint, CheckpointError
 from spatial_transformer.experiments.data import fixed_sets, uci_digits
 from spatial_transformer.experiments.data.fixed_sets import fixed_set
+from spatial_transformer.experiments.lockstep import Lockstep
 from spatial_transformer.experiments.paper import addition, cluttered_mnist, distorted_mnist, volumes
 from spatial_transformer.experiments.runs import Run, held_out
 
@@ -71,6 +72,39 @@ def test_a_run_goes_on_bit_for_bit(name, changes, digits, tmp_path):
     assert torch.equal(other.weights, whole.weights)
     assert torch.equal(other.sums, whole.sums)
     assert torch.equal(other.velocity, whole.velocity)
+
+
+def test_runs_that_see_the_same_share_their_batches(digits):
+    """And are, to the bit, what they are alone; those that stand elsewhere or see other things are alone."""
+    names = ["R/FCN", "R/ST-FCN affine", "RTS/FCN", "R/ST-FCN affine", "R/FCN"]
+    seeds = [0, 0, 0, 1, 0]
+
+    def some():
+        runs = [Run(small(name), seed, digits, "cpu") for name, seed in zip(names, seeds, strict=True)]
+        runs[4].step()  # it is a step ahead
+        return runs
+
+    alone, side_by_side = some(), some()
+    drawn = []
+    for run in side_by_side:
+        run.batch = lambda run=run, batch=run.batch: drawn.append(run) or batch()
+    together = Lockstep(side_by_side)
+    assert [len(group) for group in together.groups] == [2, 1, 1, 1]
+    together.advance(3)
+    assert [drawn.count(run) for run in side_by_side] == [3, 0, 3, 3, 3]
+    for one, other in zip(alone, side_by_side, strict=True):
+        one.set_rate()
+        for _ in range(3):
+            one.step()
+        assert torch.equal(one.weights, other.weights)
+        assert torch.equal(one.sums, other.sums)
+        assert one.random.state() == other.random.state()
+
+
+@pytest.mark.parametrize("change", [{"batch": 16}, {"held_out": 100}], ids=str)
+def test_runs_with_other_batches_do_not_share_them(change, digits):
+    assert started("R/FCN", digits).sees() == started("R/ST-FCN affine", digits).sees()
+    assert started("R/FCN", digits).sees() != started("R/ST-FCN affine", digits, **change).sees()
 
 
 def test_seeds_differ_and_repeat(digits):

@@ -1,16 +1,19 @@
 """Runs that take their steps together.
 
 On the CPU they take turns. On a GPU the steps of all of them are captured in one CUDA graph, each on a stream
-of its own: a step alone is a hundred small kernels that leave most of the device idle.
+of its own: a step alone is a hundred small kernels that leave most of the device idle. Half of these make the
+batch, and are done once for all runs that see the same: the cells of a column, of one seed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
+from .data.random_numbers import RandomNumbers
 from .runs import State
 
 WARM = 2  # steps before a capture: kernels are compiled, libraries choose their algorithms
@@ -31,21 +34,35 @@ class Steps(Protocol):
     def load(self, state: State) -> None: ...
 
 
+@runtime_checkable
+class Seeing(Steps, Protocol):
+    """A run whose step is a batch, for which alone it draws random numbers, and what is learnt of it."""
+
+    random: RandomNumbers
+
+    def sees(self) -> tuple[Any, ...]: ...
+
+    def batch(self) -> tuple[Tensor, Tensor]: ...
+
+    def learn(self, images: Tensor, labels: Tensor) -> None: ...
+
+
 class Lockstep:
     """Some runs on one device."""
 
     def __init__(self, runs: Sequence[Steps]) -> None:
         self.runs = list(runs)
-        self.graph = captured(self.runs) if runs[0].device.type == "cuda" else None
+        self.groups = seeing_the_same(self.runs)
+        self.graph = captured(self.groups) if runs[0].device.type == "cuda" else None
 
     def advance(self, steps: int) -> None:
         """So many steps of each, at the learning rate of the first of them. Waits for the device."""
         for run in self.runs:
             run.set_rate()
         if self.graph is None:
-            for run in self.runs:
+            for group in self.groups:
                 for _ in range(steps):
-                    run.step()
+                    step(group)
         else:
             for _ in range(steps):
                 self.graph.replay()
@@ -54,8 +71,37 @@ class Lockstep:
             run.step_number += steps
 
 
-def captured(runs: Sequence[Steps]) -> torch.cuda.CUDAGraph:
+def seeing_the_same(runs: Sequence[Steps]) -> list[Sequence[Steps]]:
+    """Runs grouped by what they see; those of which that is not known are alone."""
+    groups: dict[Any, list[Steps]] = {}
+    for run in runs:
+        groups.setdefault(run.sees() if isinstance(run, Seeing) else id(run), []).append(run)
+    return list(groups.values())
+
+
+def step(group: Sequence[Steps]) -> None:
+    """One step of runs that see the same."""
+    first, *others = group
+    if not others:
+        first.step()
+        return
+    assert isinstance(first, Seeing)
+    images, labels = first.batch()
+    first.learn(images, labels)
+    for other in others:
+        follow(other, first, images, labels)
+
+
+def follow(run: Steps, first: Seeing, images: Tensor, labels: Tensor) -> None:
+    """A step of a run on the batch that another has drawn."""
+    assert isinstance(run, Seeing)
+    run.random.follow(first.random)
+    run.learn(images, labels)
+
+
+def captured(groups: Sequence[Sequence[Steps]]) -> torch.cuda.CUDAGraph:
     """One step of each run, as a graph; the runs stand where they stood before."""
+    runs = [run for group in groups for run in group]
     device = runs[0].device
     with torch.cuda.device(device):  # where memory is taken and kernels are launched
         side = torch.cuda.Stream(device)
@@ -69,12 +115,25 @@ def captured(runs: Sequence[Steps]) -> torch.cuda.CUDAGraph:
         torch.cuda.current_stream(device).wait_stream(side)
         torch.cuda.synchronize(device)
         graph, begin = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
-        streams = [torch.cuda.Stream(device) for _ in runs]
+        batches = []  # kept, or what comes after in the first run's stream would take their memory
+        ends = []
         with torch.cuda.graph(graph, stream=begin):  # its own choice is of the device that came first
-            for run, stream in zip(runs, streams, strict=True):
-                stream.wait_stream(begin)
-                with torch.cuda.stream(stream):
-                    run.step()
-            for stream in streams:
+            for first, *others in groups:
+                streams = [torch.cuda.Stream(device) for _ in range(1 + len(others))]
+                streams[0].wait_stream(begin)
+                with torch.cuda.stream(streams[0]):
+                    if not others:
+                        first.step()
+                    else:
+                        assert isinstance(first, Seeing)
+                        batch = first.batch()
+                        batches.append(batch)
+                        for other, stream in zip(others, streams[1:], strict=True):
+                            stream.wait_stream(streams[0])
+                            with torch.cuda.stream(stream):
+                                follow(other, first, *batch)
+                        first.learn(*batch)
+                ends += streams
+            for stream in ends:
                 begin.wait_stream(stream)
         return graph

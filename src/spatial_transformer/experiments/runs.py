@@ -148,18 +148,29 @@ class Run(Descent):
 
     def step(self) -> None:
         """One batch, and the weights moved."""
+        self.learn(*self.batch())
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """The next images, distorted, and their labels."""
         settings = self.cell.settings
         chosen = below(len(self.labels), self.random.uniform(settings.batch, self.cell.data.channels))
         drawn = self.distortion.draw(settings.batch, self.random)
-        labels = self.labels[chosen].sum(1)
-        images = self.distortion.apply(self.images[:, 0][chosen], drawn)
+        return self.distortion.apply(self.images[:, 0][chosen], drawn), self.labels[chosen].sum(1)
+
+    def learn(self, images: Tensor, labels: Tensor) -> None:
+        """The weights moved by a batch."""
         with tensor_cores(self.mixed):
             scores = self.trained(images)
             loss = F.cross_entropy(scores, labels)
             gradients = torch.autograd.grad(loss, self.parameters)
         self.move(gradients)
         with torch.no_grad():
-            self.sums += torch.stack([loss.detach(), (scores.argmax(1) != labels).sum() / settings.batch])
+            wrong = (scores.argmax(1) != labels).sum() / len(labels)
+            self.sums += torch.stack([loss.detach(), wrong])
+
+    def sees(self) -> tuple[Any, ...]:
+        """What the next batches depend on: runs that agree in it see the same ones. Waits for the device."""
+        return self.trained_on, self.cell.data.kind, self.cell.settings.batch, self.seed, self.random.state()
 
     @torch.no_grad()
     def tested(self) -> Tested:

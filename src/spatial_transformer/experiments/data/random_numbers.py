@@ -71,6 +71,10 @@ class RandomNumbers:
         """Goes on after so many numbers; in place, so that a captured graph does too."""
         self._counter.fill_(signed(self._key + drawn * GOLDEN))
 
+    def follow(self, other: RandomNumbers) -> None:
+        """Goes on where another stream of the same seed and device stands; in place, without waiting."""
+        self._counter.copy_(other._counter)
+
     def _steps_of(self, count: int) -> Tensor:
         """How far the counter is from each number of a draw. int64 [count], kept: draws repeat."""
         if count not in self._steps:
