@@ -1,4 +1,4 @@
-"""Records and probes of networks on distorted digits that were never trained."""
+"""Records and probes of networks on digits: some never trained, others to be trained for a few steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from spatial_transformer.experiments import probes, results
+from spatial_transformer.experiments import engine, probes, results
 from spatial_transformer.experiments.catalogue import EXPERIMENTS
 from spatial_transformer.experiments.data import uci_digits
 from spatial_transformer.experiments.pictures import Trained
@@ -33,3 +33,11 @@ def made_up(name, theta, predictions=(), steps=(), thetas=None):
     thetas = np.zeros((0, 0, dim), np.float16) if thetas is None else thetas
     probe = probes.Probe(np.array(predictions, np.uint8), theta, np.array(steps, np.int64), thetas)
     return Trained(cell, results.Result(None, record_of(cell, 0, 1.0, []), {}), probe)
+
+
+def jobs_of(experiment, names, changed, folder):
+    """Those cells with changed settings, to be trained on the packaged digits into a folder."""
+    cells = {cell.name: cell for cell in experiment.cells}
+    settings = dataclasses.replace(experiment.settings, **changed)
+    chosen = [dataclasses.replace(cells[name], settings=settings) for name in names]
+    return engine.jobs(chosen, [0], folder, folder / "runs", {**changed, "digits": "UCI-digits"})

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from made_up import CELLS, EXPERIMENT, WITH, WITHOUT, made_up, record_of
+from made_up import CELLS, EXPERIMENT, WITH, WITHOUT, jobs_of, made_up, record_of
 from PIL import Image
 
 import spatial_transformer as st
@@ -43,16 +41,14 @@ def digits(one_thread):
 def trained(digits, tmp_path_factory):
     """A folder of results, a record in it, and what that network hands to its classification network."""
     folder = tmp_path_factory.mktemp("results")
-    settings = dataclasses.replace(EXPERIMENT.settings, **CHANGED)
-    cell, plain = (dataclasses.replace(CELLS[name], settings=settings) for name in (WITH, WITHOUT))
-    jobs = engine.jobs([cell, plain], [0], folder, folder / "runs", {**CHANGED, "digits": "UCI-digits"})
+    jobs = jobs_of(EXPERIMENT, (WITH, WITHOUT), CHANGED, folder)
     engine.train(jobs[:1], digits, torch.device("cpu"))
-    network = networks.build(cell)
+    network = networks.build(jobs[0].cell)
     network.load_state_dict(safetensors.torch.load_file(jobs[0].weights))
     with torch.no_grad():
         seen = network.seen(fixed_set("R", digits).images)
     answers = (digits.test.labels + (torch.arange(300) % 3 == 0)) % 10  # every third is wrong
-    records.write(record_of(plain, 0, 33.3, [Point(10, 2.0, 50.0)]), jobs[1].record)
+    records.write(record_of(jobs[1].cell, 0, 33.3, [Point(10, 2.0, 50.0)]), jobs[1].record)
     probes.write(probes.of(answers, torch.zeros(300, 0), []), probes.path_of(jobs[1].record))
     return folder, jobs[0].record, seen
 

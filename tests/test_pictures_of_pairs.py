@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from made_up import jobs_of
 from PIL import Image
 
 import spatial_transformer as st
@@ -36,9 +37,7 @@ def digits(one_thread):
 def trained(digits, tmp_path_factory):
     """A folder of results, with two cells in it, and the record of the one with two transformers."""
     folder = tmp_path_factory.mktemp("results")
-    settings = dataclasses.replace(EXPERIMENT.settings, **CHANGED)
-    cells = [dataclasses.replace(CELLS[name], settings=settings) for name in ("addition/FCN", NAME)]
-    jobs = engine.jobs(cells, [0], folder, folder / "runs", {**CHANGED, "digits": "UCI-digits"})
+    jobs = jobs_of(EXPERIMENT, ("addition/FCN", NAME), CHANGED, folder)
     engine.train(jobs, digits, torch.device("cpu"))
     return folder, jobs[1].record
 

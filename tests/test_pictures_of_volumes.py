@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
+from made_up import jobs_of
 from PIL import Image
 
 import spatial_transformer as st
@@ -32,10 +31,7 @@ def digits(one_thread):
 def trained(digits, tmp_path_factory):
     """A folder of results, and the record in it."""
     folder = tmp_path_factory.mktemp("results")
-    cell = dataclasses.replace(
-        CELLS["3D/ST-CNN"], settings=dataclasses.replace(EXPERIMENT.settings, **CHANGED)
-    )
-    (job,) = engine.jobs([cell], [0], folder, folder / "runs", {**CHANGED, "digits": "UCI-digits"})
+    (job,) = jobs_of(EXPERIMENT, ["3D/ST-CNN"], CHANGED, folder)
     engine.train([job], digits, torch.device("cpu"))
     return folder, job.record
 

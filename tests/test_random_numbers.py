@@ -96,6 +96,11 @@ def test_in_one_launch_as_by_operations(shape):
         plain.set_state(drawn)
         counter = plain._counter.to("cuda" if torch.cuda.is_available() else "cpu", copy=True)
         assert torch.equal(kernels.uniform(counter, shape).cpu(), plain.uniform(*shape))
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert kernels.uniform(counter, shape).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.gpu

@@ -30,7 +30,7 @@ IMAGES = 100  # of a set
 SCALES = 0.27, 0.5  # of a crop: what the encoder knows (``encoders.SCALES``), and a little more
 GENTLY = 0.3  # what the scale counts for: places are to be found first
 RANDOM = 4  # patches of an image at random places, of which the nearest counts
-SHAKEN = 0.2, 1.25  # of its half width, and times: how a crop is moved to be seen, as the encoder's were
+SHAKEN = 0.2, 1.25  # of its half width, and times: how a crop is moved to be seen: no more than the encoder's
 GUIDANCE = 5.0  # what a better place counts for beside the hinge loss
 SECOND, TINY = 0.999, 1e-8  # Adam's decay of squares, and what keeps it from dividing by zero
 

@@ -29,7 +29,7 @@ NUMBERS = 1024  # of a program
 
 def uniform(counter: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The numbers from the counter on, int64 []; it stays where it is. float32 [*shape]"""
-    found = torch.empty(shape, device=counter.device)
+    found = torch.empty(shape, dtype=torch.float32, device=counter.device)  # whatever the default is
     count = found.numel()
     kernel: Any = _uniform
     if count:
