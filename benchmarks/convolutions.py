@@ -17,7 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spatial_transformer.experiments.fast_convolutions import METHODS, many_channels, one_channel, padded
+from spatial_transformer.experiments.fast_convolutions import (
+    METHODS,
+    MULTIPLE,
+    few_channels,
+    many_channels,
+    one_channel,
+    padded,
+)
 
 from . import cpu, cuda
 from .measure import QUICK, Call, Device, Effort, interleaved, quartiles, sentence
@@ -50,6 +57,11 @@ class Case(NamedTuple):
     image: bool = True  # whether what goes in wants its gradient
     batch: int = 256
 
+    @property
+    def first(self) -> bool:
+        """Whether what goes in are images: float32, and few channels."""
+        return self.inputs <= MULTIPLE
+
 
 CASES = (
     Case("conv1", 1, 88, 9, 28),
@@ -57,6 +69,7 @@ CASES = (
     Case("conv1", 1, 85, 9, 28),
     Case("conv1", 1, 88, 9, 42, image=False),
     Case("conv1", 1, 88, 9, 60, image=False),
+    Case("conv1", 2, 88, 9, 42, image=False),
     Case("conv2", 88, 88, 7, 10),
     Case("conv2", 85, 85, 7, 10),
     Case("conv2", 88, 88, 7, 17),
@@ -84,7 +97,7 @@ def inputs(case: Case, device: str) -> Inputs:
     """As drawn on the CPU, and of numbers that bfloat16 holds where the layer before would have rounded."""
     random = torch.Generator().manual_seed(0)
     image = torch.rand(case.batch, case.inputs, case.size, case.size, generator=random)
-    image = image if case.inputs == 1 else image.bfloat16().float()
+    image = image if case.first else image.bfloat16().float()
     bound = 1 / (case.inputs**0.5 * case.kernel)
     weight = (
         2 * torch.rand(case.filters, case.inputs, case.kernel, case.kernel, generator=random) - 1
@@ -119,6 +132,8 @@ def in_bfloat16(case: Case, image: Tensor, weight: Tensor, bias: Tensor) -> Tens
 def ours(case: Case, method: str, image: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if case.inputs == 1:
         return one_channel(image, weight, bias)
+    if case.first:
+        return few_channels(image, weight, bias, pool=case.pool, further=True)
     return many_channels(image, weight, bias, pool=case.pool, method=method)
 
 
@@ -128,14 +143,15 @@ def contenders(case: Case) -> dict[str, Layer]:
         TF32: partial(by_pytorch, case),
         "bfloat16": partial(in_bfloat16, case),
     }
-    methods = ["one channel"] if case.inputs == 1 else METHODS
+    first = ["one channel" if case.inputs == 1 else "few channels"]
+    methods = first if case.first else METHODS
     return found | {f"ours, {method}": partial(ours, case, method) for method in methods}
 
 
 def call(case: Case, name: str, layer: Layer, given: Inputs, backward: bool) -> Call:
     """Each gets its input and its gradient in the layout and dtype that the layers around it would give."""
     image, weight, bias = (t.detach().clone().requires_grad_() for t in given[:3])
-    if case.inputs > 1 and name not in ("float32", TF32):
+    if not case.first and name not in ("float32", TF32):
         channels = padded(case.inputs) if name.startswith("ours") else case.inputs
         full = F.pad(image.detach(), (0, 0, 0, 0, 0, channels - case.inputs)).bfloat16()
         image = full.contiguous(memory_format=torch.channels_last).requires_grad_()
@@ -240,7 +256,7 @@ def cell(found: Mapping[str, Any] | None) -> str:
 
 def smaller(case: Case) -> Case:
     """For a smoke run: kernel and size stay, which say what is computed where."""
-    return case._replace(batch=1, filters=5, inputs=min(case.inputs, 5))
+    return case._replace(batch=1, filters=5, inputs=min(case.inputs, MULTIPLE + 1))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,7 +19,13 @@ from torch import nn
 
 import spatial_transformer as st
 from spatial_transformer.experiments import fast_convolutions, networks
-from spatial_transformer.experiments.fast_convolutions import fast, many_channels, one_channel, padded
+from spatial_transformer.experiments.fast_convolutions import (
+    fast,
+    few_channels,
+    many_channels,
+    one_channel,
+    padded,
+)
 
 pytest.importorskip("triton")
 
@@ -247,10 +253,9 @@ def test_many_channels(case):
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("method", ["mixed", "unfold"])
 @pytest.mark.parametrize("case", SMALL_MANY[1:3], ids=str)
-def test_many_channels_by_other_methods(case, method):
-    compare_many_channels(case, method)
+def test_many_channels_with_a_gradient_by_cudnn(case):
+    compare_many_channels(case, "mixed")
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -264,10 +269,73 @@ def test_of_equal_maxima_the_first_gets_the_gradient():
 
 
 @real_sizes
-@pytest.mark.parametrize("method", ["implicit", "mixed", "unfold"])
+@pytest.mark.parametrize("method", ["implicit", "mixed"])
 @pytest.mark.parametrize("case", LARGE_MANY, ids=str)
 def test_many_channels_at_real_sizes(case, method):
     compare_many_channels(case, method)
+
+
+# A few input channels
+
+SMALL_FEW = (
+    Case(5, (12, 13), 9, inputs=2),
+    Case(9, (7, 6), 3, inputs=3, pool=1, batch=3),
+    Case(8, (8, 8), 5, inputs=4),
+    Case(3, (6, 7), 1, inputs=8),
+)
+LARGE_FEW = (
+    Case(84, (42, 42), 9, inputs=2, batch=16),
+    Case(84, (20, 20), 7, inputs=3, pool=1, batch=16),
+)
+
+
+def compare_few_channels(case, further=False):
+    images = numbers(case.batch, case.inputs, *case.size, step=0.25, most=4, least=0).requires_grad_()
+    weight = numbers(case.filters, case.inputs, case.kernel, case.kernel).requires_grad_()
+    bias = numbers(case.filters, step=2.0, most=4).requires_grad_()
+    truth = Truth(images, weight, bias, case.pool, lambda shape: numbers(*shape))
+    output = few_channels(images, weight, bias, pool=case.pool, further=further)
+    if further:
+        assert output.permute(0, 2, 3, 1).is_contiguous()
+        assert torch.equal(output, with_channels(truth.output, padded(case.filters)).to(torch.bfloat16))
+    else:
+        assert output.is_contiguous()
+        assert torch.equal(output.double(), truth.output)
+    assert 0 < (truth.output > 0).double().mean() < 1
+    cotangent = with_channels(truth.cotangent, output.shape[1]).to(output.dtype)
+    found = torch.autograd.grad(output, (images, weight, bias), cotangent)
+    for got, wanted in zip(found, (truth.image, truth.weight, truth.bias), strict=True):
+        assert torch.equal(got.double(), wanted)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("case", SMALL_FEW, ids=str)
+def test_few_channels(case):
+    compare_few_channels(case)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("case", SMALL_FEW[:2], ids=str)
+def test_few_channels_for_a_further_convolution(case):
+    compare_few_channels(case, further=True)
+
+
+@real_sizes
+@pytest.mark.parametrize("case", LARGE_FEW, ids=str)
+def test_few_channels_at_real_sizes(case):
+    compare_few_channels(case)
+
+
+def test_bad_images_of_few_channels_are_refused():
+    images, weight, bias = numbers(1, 2, 9, 9), numbers(4, 2, 9, 9), numbers(4)
+    with pytest.raises(ValueError, match="float32 of 2 channels"):
+        few_channels(images.to(torch.bfloat16), weight, bias)
+    with pytest.raises(ValueError, match="float32 of 2 channels"):
+        few_channels(images[:, :1], weight, bias)
+    with pytest.raises(ValueError, match="leave nothing"):
+        few_channels(images, weight, bias)
+    with pytest.raises(ValueError, match="pool must be 1 or 2"):
+        few_channels(images, weight, bias, pool=3)
 
 
 def test_a_bias_alone_may_want_its_gradient():

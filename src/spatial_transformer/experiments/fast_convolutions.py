@@ -2,9 +2,9 @@
 
 ``fast`` makes the networks of ``networks`` compute with it: the same function of the same parameters, float32
 as before, in products of bfloat16 that are summed in float32. ``one_channel`` is for images of one channel,
-``many_channels`` for those of a few and for what comes after. Nothing here waits for the device or is read by
-the host, so that all of it can be captured in a CUDA graph, and sums have a fixed order: the same bits each
-run.
+``few_channels`` for those of some more, and ``many_channels`` for what comes after. Nothing here waits for
+the device or is read by the host, so that all of it can be captured in a CUDA graph, and sums have a fixed
+order: the same bits each run.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ MULTIPLE = 8
 # - "implicit": by own kernels that read the activations where they lie;
 # - "mixed": likewise, but the activations' gradient by cuDNN, which computes (H W) / (positions) times as
 #   much and leaves no scratch: for many positions;
-# - "unfold": by copying out what each position sees, and one product of matrices: for few channels;
 # - "cudnn": by PyTorch's own, in bfloat16 and channels last.
-METHODS = ("implicit", "mixed", "unfold", "cudnn")
+METHODS = ("implicit", "mixed", "cudnn")
 MANY_POSITIONS = (
     64  # of an image: from there on "mixed" is the faster (by 1.1 with 81, 1.9 with 121, 2.5 with 400)
 )
@@ -86,12 +85,10 @@ class Stage(NamedTuple):
         if self.convolution.in_channels == 1:
             output = one_channel(input, weight, bias)
             return output if further else output[:, : weight.shape[0]].float()
-        method = None
-        if (
-            input.dtype != torch.bfloat16
-        ):  # images: for so few channels at a time the own kernels are too wide
-            input, method = few_channels(input), "unfold"
-        return many_channels(input, weight, bias, pool=self.pool, further=further, method=method)
+        images = input.dtype != torch.bfloat16
+        return (few_channels if images else many_channels)(
+            input, weight, bias, pool=self.pool, further=further
+        )
 
 
 def stages(layers: nn.Sequential) -> Iterator[Stage | nn.Module]:
@@ -236,12 +233,6 @@ def many_channels(
     return found
 
 
-def few_channels(images: Tensor) -> Tensor:
-    """Images of at most 8 channels as ``many_channels`` takes them. [N, C, H, W] -> [N, 8, H, W]"""
-    missing = padded(images.shape[1]) - images.shape[1]
-    return F.pad(images.to(torch.bfloat16), (0, 0, 0, 0, 0, missing))
-
-
 def by_cudnn(activations: Tensor, weight: Tensor, bias: Tensor, pool: int, further: bool) -> Tensor:
     missing = activations.shape[1] - weight.shape[1]
     extra = padded(weight.shape[0]) - weight.shape[0] if further else 0
@@ -265,15 +256,8 @@ class ManyChannels(torch.autograd.Function):
         )
         activations = activations.permute(0, 2, 3, 1).contiguous()  # [N, H, W, C]
         packed = kernels().pack(weight.contiguous(), sizes)
-        if method == "unfold":
-            parts = product(unfolded(activations, kernel), packed.T)[None]
-        else:
-            parts = kernels().product(activations, packed, sizes)
-        if further:
-            stored = activations.new_empty((batch, *sizes.pooled, padded(filters)))
-            output: Tensor = stored.permute(0, 3, 1, 2)
-        else:
-            output = activations.new_empty((batch, filters, *sizes.pooled), dtype=torch.float32)
+        parts = kernels().product(activations, packed, sizes)
+        output = room(activations, sizes, further)
         index = kernels().pooled(parts, bias.contiguous(), output, sizes)
         ctx.save_for_backward(activations, index, packed)
         ctx.sizes, ctx.method = sizes, method
@@ -292,10 +276,7 @@ class ManyChannels(torch.autograd.Function):
                 found = kernels().input_gradient(positions, packed, ctx.sizes)
                 of_activations = found.permute(0, 3, 1, 2)
         if any(ctx.needs_input_grad[1:3]):
-            if ctx.method == "unfold":
-                sums = product(positions.T, unfolded(activations, ctx.sizes.kernel))[None]
-            else:
-                sums = kernels().weight_shares(activations, positions, ctx.sizes)
+            sums = kernels().weight_shares(activations, positions, ctx.sizes)
             of_weight, of_bias = kernels().weight_gradient(sums, bias_sums, ctx.sizes)
         return of_activations, of_weight, of_bias, None, None, None
 
@@ -313,16 +294,85 @@ def input_gradient_by_cudnn(positions: Tensor, activations: Tensor, packed: Tens
     return found
 
 
-def unfolded(activations: Tensor, kernel: int) -> Tensor:
-    """[N, H, W, C] -> [positions, (y, x, c)]: what each position sees."""
-    whole = activations.view(torch.int64)  # four numbers at a time: a quarter of the elements to copy
-    batch, height, width, channels = whole.shape
-    by_image, by_row, by_pixel, _ = whole.stride()
-    seen = whole.as_strided(
-        (batch, height - kernel + 1, width - kernel + 1, kernel, kernel * channels),
+# A few input channels
+
+
+def few_channels(
+    images: Tensor, weight: Tensor, bias: Tensor, *, pool: int = 2, further: bool = False
+) -> Tensor:
+    """What ``many_channels`` computes, of images: [N, C, H, W] and all else in float32.
+
+    What each position sees is copied out, once for both passes, and all is products of matrices: for so few
+    channels the kernels for many are too wide.
+    """
+    check(images, weight, bias)
+    if pool not in (1, 2):
+        raise ValueError(f"pool must be 1 or 2, got {pool!r}")
+    if images.dtype != torch.float32 or images.shape[1] != weight.shape[1]:
+        raise ValueError(
+            f"images must be float32 of {weight.shape[1]} channels, got {images.dtype} {list(images.shape)}"
+        )
+    if min(images.shape[2:]) < weight.shape[-1] + pool - 1:
+        raise ValueError(f"images of {list(images.shape)} leave nothing of {list(weight.shape)}")
+    check_device(images)
+    found: Tensor = FewChannels.apply(images, weight, bias, pool, further)
+    return found
+
+
+class FewChannels(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, weight: Tensor, bias: Tensor, pool: int, further: bool) -> Tensor:
+        batch, channels, height, width = images.shape
+        filters, _, kernel, _ = weight.shape
+        sizes = kernels().ManyChannels(
+            batch, height, width, kernel, channels, channels, filters, padded(filters), pool
+        )
+        spare = spare_columns(kernel, channels)
+        seen = unfolded(F.pad(images.to(torch.bfloat16), (0, spare)), kernel, spare)
+        packed = F.pad(weight, (0, spare, 0, 0, 0, 0, 0, padded(filters) - filters))
+        packed = packed.permute(0, 2, 3, 1).flatten(1).to(torch.bfloat16)  # [filters, (y, x, c)]
+        output = room(seen, sizes, further)
+        index = kernels().pooled(product(seen, packed.T)[None], bias.contiguous(), output, sizes)
+        ctx.save_for_backward(seen, index, weight)
+        ctx.sizes = sizes
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        seen, index, weight = ctx.saved_tensors
+        filters, channels, kernel, _ = weight.shape
+        positions, bias_sums = kernels().unpooled(gradient, index, ctx.sizes)
+        of_images = of_weight = None
+        if ctx.needs_input_grad[0]:
+            got = positions[:, :filters].view(ctx.sizes.batch, *ctx.sizes.positions, filters)
+            rounded = weight.to(torch.bfloat16).float()
+            of_images = F.conv_transpose2d(got.permute(0, 3, 1, 2).float(), rounded)
+        if ctx.needs_input_grad[1]:
+            sums = product(positions.T, seen)[:filters].view(filters, kernel, -1, channels)
+            of_weight = sums[:, :, :kernel].permute(0, 3, 1, 2)
+        return of_images, of_weight, bias_sums.sum(0)[:filters], None, None
+
+
+def spare_columns(kernel: int, channels: int) -> int:
+    """How many more pixels of a row are copied out than a position sees, so that rows are whole loads."""
+    return next(more for more in range(MULTIPLE) if (kernel + more) * channels % MULTIPLE == 0)
+
+
+def unfolded(images: Tensor, kernel: int, spare: int) -> Tensor:
+    """[N, C, H, W + spare] in bfloat16 -> [positions, (y, x, c)]: what each position sees, and ``spare`` more
+    pixels to the right of it."""
+    pixels = images.permute(0, 2, 3, 1).contiguous()
+    wide = {0: torch.int64, 2: torch.int32}.get(pixels.shape[3] % 4, torch.bfloat16)
+    pixels = pixels.view(wide)  # several channels at a time: fewer elements to copy
+    batch, height, width, channels = pixels.shape
+    by_image, by_row, by_pixel, _ = pixels.stride()
+    columns = kernel + spare
+    seen = pixels.as_strided(
+        (batch, height - kernel + 1, width - columns + 1, kernel, columns * channels),
         (by_image, by_row, by_pixel, by_row, 1),
     )
-    return seen.reshape(-1, kernel * kernel * channels).view(torch.bfloat16)
+    return seen.reshape(-1, kernel * columns * channels).view(torch.bfloat16)
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -330,6 +380,17 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     if left.is_cuda:
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
+
+
+# What they share
+
+
+def room(like: Tensor, sizes: Any, further: bool) -> Tensor:
+    """For [N, F, h, w]; ``further``: for what ``many_channels`` takes."""
+    if not further:
+        return like.new_empty((sizes.batch, sizes.filters, *sizes.pooled), dtype=torch.float32)
+    stored = like.new_empty((sizes.batch, *sizes.pooled, sizes.filters_padded), dtype=torch.bfloat16)
+    return stored.permute(0, 3, 1, 2)
 
 
 def check(input: Tensor, weight: Tensor, bias: Tensor) -> None:
