@@ -249,7 +249,7 @@ def test_the_encoder_is_trained_once(digits, monkeypatch):
     again = encoders.encoder(digits, 4, Path("runs"), CPU)
     crops = torch.rand(3, 1, 28, 28)
     assert torch.equal(first(crops), again(crops))
-    assert first(crops).shape == (3, 4 * 100 + 4 * 4 + 10)
+    assert first(crops).shape == (3, 4 * 100 + 4 * 4 + 11)
     assert torch.allclose(first(crops).square().sum(1), torch.tensor(3.0))  # three layers of length 1
     (path,) = Path("runs").glob("encoder-*.safetensors")
     path.write_bytes(b"broken")
@@ -259,7 +259,7 @@ def test_the_encoder_is_trained_once(digits, monkeypatch):
 
 def test_the_encoder_is_trained_on_crops_about_digits(digits, monkeypatch):
     seen = []
-    network = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    network = nn.Sequential(nn.Flatten(), nn.Linear(784, 11))
     network.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     monkeypatch.setattr(encoders, "STEPS", 1)
     encoders.train(network, digits, CPU)
@@ -271,6 +271,19 @@ def test_the_encoder_is_trained_on_crops_about_digits(digits, monkeypatch):
     assert least <= crops[:, 0].min() < least + 0.01 < most - 0.01 < crops[:, 0].max() <= most
     off = (crops[:, 1:] - (truth[:, :2] + truth[:, 2:]) / 2) / crops[:, :1]
     assert 0.9 * encoders.OFF < off.abs().max() <= encoders.OFF + 1e-6
+
+
+def test_what_is_no_digit_has_a_class_of_its_own(digits):
+    truth = one_class("T84", 3, 0, digits).drawn.numbers["box"].repeat(10, 1)
+    crops, answers = encoders.asked(torch.full((1000,), 3), truth, RandomNumbers(0))
+    off = ((crops[:, 1:] - encoders.middle(truth)) / crops[:, :1]).abs().amax(1)
+    assert ((answers == 3) == (torch.arange(1000) >= 333)).all()  # a third lies anywhere
+    assert (off[answers == 3] <= encoders.OFF + 1e-6).all()
+    assert ((answers == 10) == (off >= encoders.FAR)).all()
+    assert (off[answers == encoders.UNASKED] < encoders.FAR).all()
+    assert (answers == encoders.UNASKED).sum() > 10
+    edges = crops[:333, 1:].abs() + crops[:333, :1]
+    assert 0.95 < edges.max() <= 1 + 1e-6  # within the image, and all of it
 
 
 def test_an_encoder_of_other_digits_is_another(digits):

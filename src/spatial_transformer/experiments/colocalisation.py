@@ -20,7 +20,7 @@ from .data.digits import DigitSet
 from .data.distortions import DIGIT
 from .data.one_class import one_class
 from .data.random_numbers import RandomNumbers
-from .encoders import encoder
+from .encoders import classifier, encoder
 from .runs import STREAM, Resumable, Tested, held_out, joined, tensor_cores
 from .spec import Cell, DigitSettings
 
@@ -239,9 +239,7 @@ class Colocalisation(Resumable):
             torch.manual_seed(seed)
             self.network = transformer(self.images, DIGIT, SCALES)
         self.network.to(self.device)
-        filters = networks.widest(
-            lambda width: networks.parameters(networks.convolutional(DIGIT, width)), cell, 0
-        )
+        filters = networks.widest(lambda width: networks.parameters(classifier(width)), cell, 0)
         self.random = RandomNumbers(seed * STREAM, device=self.device)
         objective = self.objective = Objective(
             self.images,

@@ -2,7 +2,8 @@
 
 The CNN is trained once for all cells, on crops of digits among clutter, and kept beside their checkpoints.
 Crops lie about the digit: an encoder of undistorted digits alone takes those that have it in a corner for
-anything, and there is no way from them to the digit.
+anything, and there is no way from them to the digit. Some lie anywhere, and have a class of their own where
+they have no digit: otherwise the feet of all 2s may be as alike as the 2s are, and crops end there.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from .data.fetch import Say, say
 from .data.fixed_sets import KINDS, as_images
 from .data.random_numbers import RandomNumbers
 from .extra import extra
+from .spec import CLASSES
 
 STEPS, BATCH, RATE, MOMENTUM = 1200, 128, 0.02, 0.9
 LAST = 0.3  # of the steps have a tenth of the rate
@@ -33,6 +35,9 @@ SEED = 0
 KIND = "TC84"  # of the images that crops are of
 SCALES = 0.27, 0.42  # of crops, with 1/3 for the digit's frame
 OFF = 0.3  # how far beside the digit their centre may be, in halves of their width
+ANYWHERE = 1 / 3  # of them lie anywhere in the image
+NONE, FAR = CLASSES, 0.6  # the class of those whose centre is that far from the digit's, or further
+UNASKED = -100  # the class of the others among them, which ``F.cross_entropy`` leaves out
 
 
 class DigitEncoder(nn.Module):
@@ -44,7 +49,7 @@ class DigitEncoder(nn.Module):
 
     def __init__(self, filters: int) -> None:
         super().__init__()
-        self.network = networks.Network(None, networks.convolutional(DIGIT, filters))
+        self.network = networks.Network(None, classifier(filters))
 
     def forward(self, crops: Tensor) -> Tensor:
         layers = []
@@ -56,6 +61,11 @@ class DigitEncoder(nn.Module):
         return torch.cat(layers, dim=1)
 
 
+def classifier(filters: int) -> nn.Sequential:
+    """Of the digits, and of what is none."""
+    return networks.convolutional(DIGIT, filters, classes=CLASSES + 1)
+
+
 def encoder(
     digits: DigitSet, filters: int, folder: Path, device: torch.device, say: Say = say
 ) -> DigitEncoder:
@@ -63,6 +73,7 @@ def encoder(
     identity = {
         "digits": digits.name, "filters": filters, "steps": STEPS, "batch": BATCH, "rate": RATE,
         "momentum": MOMENTUM, "last": LAST, "seed": SEED, "kind": KIND, "scales": SCALES, "off": OFF,
+        "anywhere": ANYWHERE, "far": FAR,
     }  # fmt: skip
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     path = folder / f"encoder-{key}.safetensors"
@@ -93,12 +104,24 @@ def train(network: nn.Module, digits: DigitSet, device: torch.device) -> None:
             optimiser.param_groups[0]["lr"] = RATE / 10
         chosen = below(len(labels), random.uniform(BATCH))
         drawn = distortion.draw(BATCH, random)
-        places = about(drawn.numbers["box"], random)
+        places, answers = asked(labels[chosen], drawn.numbers["box"], random)
         crops = warp(distortion.apply(images[chosen], drawn), places, Attention(), size=(DIGIT, DIGIT))
-        loss = F.cross_entropy(network(crops), labels[chosen])
+        loss = F.cross_entropy(network(crops), answers, ignore_index=UNASKED)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
+
+
+def asked(labels: Tensor, box: Tensor, random: RandomNumbers) -> tuple[Tensor, Tensor]:
+    """Crops, some anywhere and most about their digit, and their classes. [N], [N, 4] -> [N, 3], [N]"""
+    places = about(box, random)
+    some = round(ANYWHERE * len(box))
+    scale = places[:some, :1]
+    centre = (2 * random.uniform(some, 2) - 1) * (1 - scale)  # within the image
+    off = (centre - middle(box[:some])).abs().amax(1) / scale[:, 0]
+    of_some = torch.where(off >= FAR, NONE, UNASKED)
+    anywhere = torch.cat([scale, centre], dim=1)
+    return torch.cat([anywhere, places[some:]]), torch.cat([of_some, labels[some:]])
 
 
 def about(box: Tensor, random: RandomNumbers) -> Tensor:
@@ -106,5 +129,9 @@ def about(box: Tensor, random: RandomNumbers) -> Tensor:
     uniform = random.uniform(len(box), 3)
     least, most = SCALES
     scale = least * (most / least) ** uniform[:, :1]
-    centre = (box[:, :2] + box[:, 2:]) / 2
-    return torch.cat([scale, centre + (2 * uniform[:, 1:] - 1) * OFF * scale], dim=1)
+    return torch.cat([scale, middle(box) + (2 * uniform[:, 1:] - 1) * OFF * scale], dim=1)
+
+
+def middle(box: Tensor) -> Tensor:
+    """[N, 4] -> [N, 2]"""
+    return (box[:, :2] + box[:, 2:]) / 2
