@@ -53,6 +53,7 @@ docs: setup
 	$(BIN)/stn table distorted-mnist --brief --out README.md > /dev/null
 	$(BIN)/stn table distorted-mnist --out docs/table1.md > /dev/null
 	$(BIN)/stn table cluttered-mnist --out docs/table1.md > /dev/null
+	$(BIN)/stn table colocalisation --out docs/colocalisation.md > /dev/null
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache

@@ -74,6 +74,7 @@ TABLES = [
     ("README.md", ["distorted-mnist", "--brief"]),
     ("docs/table1.md", ["distorted-mnist"]),
     ("docs/table1.md", ["cluttered-mnist"]),
+    ("docs/colocalisation.md", ["colocalisation"]),
 ]
 
 

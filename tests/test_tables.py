@@ -271,7 +271,9 @@ def test_a_claim_waits_for_all_its_cells():
     assert tables.verdict(claim, {"a": 1, "b": 1}) == (
         "**does not hold, in 1 of 1 comparisons**: A is better. (a 1.00 and b 1.00)"
     )
-    assert tables.verdict(claim, {"a": 1, "b": 2, "c": 1.5}).endswith("(closest: a 1.00 and c 1.50)")
+    found = {"a": 1, "b": 2, "c": 1.5}
+    assert tables.verdict(claim, found).endswith("(closest: a 1.00 and c 1.50)")
+    assert tables.verdict(claim, found, "accuracy").endswith("(closest: a 99.00 and c 98.50)")
 
 
 def test_within_reaches_as_far_as_it_says():

@@ -64,7 +64,7 @@ def table(
         parts.insert(0, f"**Not the paper's settings or digits:{wanted.options}.**")
     if not brief:
         means = {name: found.mean for name, found in cells.items() if found.mean is not None}
-        claims = [verdict(claim, means) for claim in experiment.claims]
+        claims = [verdict(claim, means, experiment.prints) for claim in experiment.claims]
         departures = experiment.departures
         parts += [
             measures(experiment, by_cell(counted)),
@@ -169,20 +169,24 @@ def is_above(mean: float, paper: float | None) -> bool:
 # Claims
 
 
-def verdict(claim: Claim, means: Mapping[str, float]) -> str:
+def verdict(claim: Claim, means: Mapping[str, float], prints: str = "error") -> str:
     """Whether a claim holds, and by which cells: the closest where it does, all that say no where not."""
-    known = [(means[a], a, means[b], b) for a, b in claim.pairs if a in means and b in means]
-    broken = [pair for pair in known if not holds(claim, pair[0], pair[2])]
+    known = [(a, b) for a, b in claim.pairs if a in means and b in means]
+    broken = [(a, b) for a, b in known if not holds(claim, means[a], means[b])]
+
+    def said(*cells: str) -> str:
+        return " and ".join(f"{cell} {printed(means[cell], prints):.2f}" for cell in cells)
+
     if broken:
         short = f"does not hold, in {len(broken)} of {len(known)} comparisons"
-        why = ", ".join(f"{a} {x:.2f} and {b} {y:.2f}" for x, a, y, b in broken)
+        why = ", ".join(said(*pair) for pair in broken)
     elif len(known) < len(claim.pairs):
         short, why = "not known yet", f"{len(known)} of {len(claim.pairs)} comparisons made"
         why += ", which bear it out" if known else ""
     else:
         short = "holds"
-        x, a, y, b = max(known, key=lambda pair: pair[0] - pair[2])
-        why = f"closest: {a} {x:.2f} and {b} {y:.2f}" if len(known) > 1 else f"{a} {x:.2f} and {b} {y:.2f}"
+        closest = max(known, key=lambda pair: means[pair[0]] - means[pair[1]])
+        why = f"closest: {said(*closest)}" if len(known) > 1 else said(*closest)
     return f"**{short}**: {claim.text} ({why})"
 
 

@@ -71,8 +71,9 @@ EXPERIMENT = Experiment(
     ),
     claims=(
         Claim(
-            "Without clutter digits are localised more often than among it.",
+            "Without clutter digits are localised no less often than among it.",
             tuple((f"T84/{model.name}", f"TC84/{model.name}") for model in MODELS),
+            within=0.0,
         ),
     ),
     prints="accuracy",
