@@ -40,9 +40,9 @@ IMPLEMENTATIONS = {
     "__init__": {"reference", "torch_native", "operators"},
     "torch_native": {"reference"},
     "operators": {"reference", "fused_triton", "fused_numba", "job"},
-    "fused_triton": {"triton_cuts", "triton_kernels", "job"},
+    "fused_triton": {"triton_cuts", "gpu", "job"},
     "triton_cuts": {"job"},
-    "triton_kernels": {"reference"},
+    "gpu": {"reference", "gpu"},
     "fused_numba": {"reference", "job", "cpu"},
     "cpu": {"reference", "cpu"},
 }
@@ -52,16 +52,21 @@ FUSED = {
     "job": {"antialias", "coordinates", "matrices"},
     "fused_triton": {"families", "matrices"},
     "triton_cuts": set(),
-    "triton_kernels": {"families", "kernels", "matrices"},
+    "gpu": {"families", "kernels", "matrices"},
     "fused_numba": set(),
     "cpu": {"families", "matrices"},
 }
 
-# The parts of the CPU kernels import from left to right, never the other way.
-CPU = [
-    "bundles", "planes", "patches", "pull", "scatter", "forward", "taps", "aim", "positions", "threads",
-    "plan", "lanes", "memory", "jit", "__init__",
-]  # fmt: skip
+# The parts of the kernels import from left to right, never the other way.
+PARTS = {
+    "cpu": [
+        "bundles", "planes", "patches", "pull", "scatter", "forward", "taps", "aim", "positions", "threads",
+        "plan", "lanes", "memory", "jit", "__init__",
+    ],
+    "gpu": [
+        "backward", "gather", "forward", "positions", "taps", "transforms", "pixels", "constants", "__init__",
+    ],
+}  # fmt: skip
 
 # Imports within experiments/data point down this table, never up or sideways.
 DATA_LEVELS = [
@@ -97,7 +102,8 @@ EXTRA = ("filelock", "ray", "h5py", "matplotlib", "PIL", "platformdirs", "rich",
 OWNERS = {
     "triton": (
         "implementations/fused_triton.py",
-        "implementations/triton_",
+        "implementations/gpu/",
+        "implementations/triton_cuts.py",
         "experiments/fast_convolutions_triton.py",
         "experiments/data/random_numbers_triton.py",
     ),
@@ -184,17 +190,22 @@ def test_fused_files_take_little_of_the_library(name):
     assert used <= FUSED[name]
 
 
-@pytest.mark.parametrize("name", CPU)
-def test_parts_of_the_cpu_kernels_import_one_way(name):
-    used = {parts[2] for parts in own(f"implementations/cpu/{name}.py") if parts[1:2] == ("cpu",)}
-    assert used <= set(CPU[CPU.index(name) + 1 :])
+@pytest.mark.parametrize(
+    ("kernels", "name"), [(kernels, name) for kernels in PARTS for name in PARTS[kernels]]
+)
+def test_parts_of_the_kernels_import_one_way(kernels, name):
+    order = PARTS[kernels]
+    used = {parts[2] for parts in own(f"implementations/{kernels}/{name}.py") if parts[1:2] == (kernels,)}
+    assert used <= set(order[order.index(name) + 1 :])
 
 
-def test_every_part_of_the_cpu_kernels_has_its_place():
-    assert {Path(file).stem for file in IMPLEMENTATION_FILES if implementation(file) == "cpu"} == set(CPU)
+@pytest.mark.parametrize("kernels", PARTS)
+def test_every_part_of_the_kernels_has_its_place(kernels):
+    found = {Path(file).stem for file in IMPLEMENTATION_FILES if implementation(file) == kernels}
+    assert found == set(PARTS[kernels])
 
 
-@pytest.mark.parametrize("name", ["triton_kernels", "fused_numba", "cpu"])
+@pytest.mark.parametrize("name", ["gpu", "fused_numba", "cpu"])
 def test_kernels_take_constants_of_the_reference(name):
     """Not its functions: kernels that call what they are compared with prove nothing."""
     files = [file for file in IMPLEMENTATION_FILES if implementation(file) == name]

@@ -1,6 +1,6 @@
 """The Triton kernels launched: how work is cut into programs, and what is kept from one launch to the next.
 
-Three kernels (``triton_kernels``):
+Three kernels (``gpu``):
 
 - ``_forward``: V = sum over taps of k(x - m) k(y - n) U[n, m], one program for a block of output pixels.
 - ``_gather``: dU[n, m] = sum over output pixels of k(x - m) k(y - n) dV, one program for a block of *input*
@@ -25,19 +25,12 @@ from torch import Tensor
 from ..families import settle
 from ..matrices import pixel_factors, precise_product
 from . import triton_cuts
+from .gpu.backward import _backward
+from .gpu.constants import FLOATS, KERNELS, KINDS, NO_SCATTER, PADDINGS, WHOLE
+from .gpu.forward import _forward
+from .gpu.gather import _gather
 from .job import Job, empty_output, near_one, transforms
 from .triton_cuts import Cut
-from .triton_kernels import (
-    FLOATS,
-    KERNELS,
-    KINDS,
-    NO_SCATTER,
-    PADDINGS,
-    WHOLE,
-    _backward,
-    _forward,
-    _gather,
-)
 
 # Triton's interpreter (TRITON_INTERPRET=1) runs the kernels on CPU tensors, for tests.
 INTERPRETED = bool(triton.knobs.runtime.interpret)
