@@ -88,6 +88,22 @@ def test_an_experiment_names_its_departures_and_known_data(experiment):
         assert all(any(said[name] in sentence for sentence in experiment.departures) for name in changed)
 
 
+# Networks
+
+
+@pytest.mark.parametrize("side", [2, 3])
+def test_average_pooling_is_pytorchs_to_the_last_bit(side):
+    image = torch.randn(2, 3, 4 * side, 5 * side, requires_grad=True)
+    ours, wanted = networks.AveragePool(side)(image), torch.nn.AvgPool2d(side)(image)
+    assert torch.equal(ours, wanted)
+    cotangent = torch.randn_like(ours)
+    gradients = [torch.autograd.grad(pooled, image, cotangent)[0] for pooled in (ours, wanted)]
+    assert torch.equal(*gradients)
+    assert gradients[0].is_contiguous()
+    with pytest.raises(ValueError, match=r"images of \[8, 9\] px cannot be cut into squares of 4 px"):
+        networks.AveragePool(4)(torch.zeros(1, 1, 8, 9))
+
+
 # Settings
 
 
