@@ -35,6 +35,7 @@ def candidates(name: str, now: Any) -> Iterator[Any]:
 
 
 def step(case: Case) -> Call:
+    assert case.inputs == 1 or not case.first  # a few channels have no kernels of their own
     name = "ours, one channel" if case.inputs == 1 else "ours, implicit"
     return call(case, name, contenders(case)[name], inputs(case, "cuda"), True)
 
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(reason)
     kernels = fast_convolutions.kernels()
     for case in CASES:
-        if given.only not in f"{case.name} {case.size}":
+        if given.only not in f"{case.name} {case.size}" or (case.first and case.inputs > 1):
             continue
         one = step(case)
         print(f"\n{case}\n  a step: {seconds(one) * 1e6:.1f} us", flush=True)

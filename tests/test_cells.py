@@ -78,13 +78,17 @@ def test_an_experiment_names_its_departures_and_known_data(experiment):
     assert any("omentum" in sentence for sentence in experiment.departures)
     assert {data.kind for data in experiment.data} <= set(KINDS)
     if experiment is not volumes.EXPERIMENT:  # the text says nothing of how it is trained
-        usual = DigitSettings()
+        usual, own = DigitSettings(), experiment.settings
         changed = {
-            field.name
+            field.name: getattr(own, field.name)
             for field in dataclasses.fields(usual)
-            if getattr(usual, field.name) != getattr(experiment.settings, field.name)
+            if getattr(usual, field.name) != getattr(own, field.name)
         }
-        said = {"parameters": "parameters", "learning_rate": "learning rate", "localiser_rate": "ocalisers"}
+        said = {
+            "parameters": f"Networks have {own.parameters:,} parameters",
+            "learning_rate": f"The learning rate starts at {own.learning_rate:g}",
+            "localiser_rate": f"ocalisers learn at {own.localiser_rate:g} of",
+        }
         assert all(any(said[name] in sentence for sentence in experiment.departures) for name in changed)
 
 

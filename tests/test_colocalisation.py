@@ -286,6 +286,23 @@ def test_what_is_no_digit_has_a_class_of_its_own(digits):
     assert 0.95 < edges.max() <= 1 + 1e-6  # within the image, and all of it
 
 
+def test_the_encoder_learns_what_is_no_digit(digits, monkeypatch):
+    """Of blank pictures with no digits near them it says so, after a few steps that say nothing else."""
+    monkeypatch.setattr(encoders, "ANYWHERE", 1.0)
+    made = encoders.DigitEncoder(4)
+    encoders.train(made.network, digits, CPU)
+    assert (made.network(torch.zeros(3, 1, 28, 28)).argmax(1) == encoders.NONE).all()
+
+
+@pytest.mark.parametrize("changed", [{"FAR": 0.7}, {"ANYWHERE": 0.25}, {"OFF": 0.2}])
+def test_an_encoder_trained_otherwise_is_another(digits, monkeypatch, changed):
+    encoders.encoder(digits, 4, Path("runs"), CPU)
+    for name, value in changed.items():
+        monkeypatch.setattr(encoders, name, value)
+    encoders.encoder(digits, 4, Path("runs"), CPU)
+    assert len(list(Path("runs").glob("encoder-*.safetensors"))) == 2
+
+
 def test_an_encoder_of_other_digits_is_another(digits):
     encoders.encoder(digits, 4, Path("runs"), CPU)
     encoders.encoder(digits._replace(name="others"), 4, Path("runs"), CPU)

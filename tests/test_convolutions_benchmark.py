@@ -62,6 +62,13 @@ def test_without_a_gpu_it_says_so(capsys):
     assert "there is no CUDA device" in capsys.readouterr().err
 
 
+def test_cases_have_kernels_whose_blocks_can_be_tried():
+    """But for those of a few channels, which are products of matrices."""
+    for case in convolutions.CASES:
+        name = "ours, one channel" if case.inputs == 1 else "ours, implicit"
+        assert (name in convolutions.contenders(case)) == (case.inputs == 1 or not case.first)
+
+
 @pytest.mark.parametrize(("inputs", "names"), [(1, convolution_blocks.ONE), (9, convolution_blocks.MANY)])
 def test_other_blocks_give_the_same(inputs, names, monkeypatch):
     """Every few of those that are tried: blocks are no part of what is computed."""

@@ -195,6 +195,11 @@ def test_nan_goes_where_pytorch_lets_it_go():
     found = many_channels(channels_last(activations), weight, bias)
     assert 0 < found.isnan().sum() < found.numel()
     assert torch.equal(found.isnan().cpu(), wanted(activations, weight, bias))
+    images, weight, bias = numbers(1, 2, 10, 10), numbers(4, 2, 3, 3), numbers(4)
+    images[0, 1, 4, 5] = float("nan")
+    found = few_channels(images, weight, bias)
+    assert 0 < found.isnan().sum() < found.numel()
+    assert torch.equal(found.isnan().cpu(), wanted(images, weight, bias))
 
 
 # Many input channels
@@ -304,8 +309,10 @@ def compare_few_channels(case, further=False):
     assert 0 < (truth.output > 0).double().mean() < 1
     cotangent = with_channels(truth.cotangent, output.shape[1]).to(output.dtype)
     found = torch.autograd.grad(output, (images, weight, bias), cotangent)
-    for got, wanted in zip(found, (truth.image, truth.weight, truth.bias), strict=True):
-        assert torch.equal(got.double(), wanted)
+    of_images, of_weight, of_bias = found
+    assert torch.equal(of_weight.double(), truth.weight)
+    assert torch.equal(of_bias.double(), truth.bias)
+    within(of_images, truth.image, 1e-3 * HALF_A_STEP * truth.image_terms)  # in float32, by cuDNN on a GPU
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -326,6 +333,35 @@ def test_few_channels_at_real_sizes(case):
     compare_few_channels(case)
 
 
+@pytest.mark.parametrize(("kernel", "channels"), [(9, 2), (5, 3), (1, 8)])
+def test_what_positions_see_is_copied_out_in_whole_loads(kernel, channels):
+    images = torch.rand(2, channels, 11, 10, device=DEVICE).to(torch.bfloat16)
+    seen = fast_convolutions.unfolded(images, kernel)
+    wanted = F.unfold(images.float(), kernel).mT.unflatten(2, (channels, -1)).mT.flatten(0, 1).flatten(1)
+    assert seen.shape[1] % 8 == 0
+    assert torch.equal(seen[:, : channels * kernel**2].float(), wanted)
+    assert (seen[:, channels * kernel**2 :] == 0).all()
+
+
+def test_few_channels_round_to_the_nearest():
+    images = torch.randn(1, 2, 6, 6, device=DEVICE, requires_grad=True)
+    weight, bias = torch.randn(3, 2, 3, 3, device=DEVICE), torch.randn(3, device=DEVICE)
+    rounded = (images.detach().bfloat16().double().requires_grad_(), weight.bfloat16().double())
+    output = few_channels(images, weight, bias, pool=1)
+    wanted = F.conv2d(*rounded, bias.double()).relu()
+    within(output, wanted, 1e-5 * torch.ones_like(wanted))
+    cotangent = torch.randn_like(output).bfloat16()
+    (found,) = torch.autograd.grad(output, images, cotangent.float())
+    (exact,) = torch.autograd.grad(wanted, rounded[0], cotangent.double())
+    within(found, exact, 1e-5 * torch.ones_like(exact))
+
+
+def test_layouts_of_images_of_few_channels_do_not_matter():
+    images, weight, bias = numbers(2, 2, 8, 8), numbers(4, 2, 3, 3), numbers(4)
+    last = images.contiguous(memory_format=torch.channels_last)
+    assert torch.equal(few_channels(images, weight, bias), few_channels(last, weight, bias))
+
+
 def test_bad_images_of_few_channels_are_refused():
     images, weight, bias = numbers(1, 2, 9, 9), numbers(4, 2, 9, 9), numbers(4)
     with pytest.raises(ValueError, match="float32 of 2 channels"):
@@ -336,12 +372,17 @@ def test_bad_images_of_few_channels_are_refused():
         few_channels(images, weight, bias)
     with pytest.raises(ValueError, match="pool must be 1 or 2"):
         few_channels(images, weight, bias, pool=3)
+    with pytest.raises(ValueError, match="too large for 1 filters"):
+        few_channels(images[:1, :, :1, :1].expand(1, 2, 2**14, 2**14), weight[:1, :, :1, :1], bias[:1])
 
 
 def test_a_bias_alone_may_want_its_gradient():
     activations, weight, bias = channels_last(numbers(2, 5, 6, 6)), numbers(4, 5, 3, 3), numbers(4)
     truth = Truth(activations[:, :5], weight, bias, 2, lambda shape: numbers(*shape))
     output = many_channels(activations, weight, bias.requires_grad_())
+    (of_bias,) = torch.autograd.grad(output, (bias,), truth.cotangent)
+    assert torch.equal(of_bias.double(), truth.bias)
+    output = few_channels(activations[:, :5].float(), weight, bias)
     (of_bias,) = torch.autograd.grad(output, (bias,), truth.cotangent)
     assert torch.equal(of_bias.double(), truth.bias)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import spatial_transformer as st
-from benchmarks import data
+from benchmarks import convolutions, data
 from benchmarks.table import markdown, with_table
 from spatial_transformer import cli
 
@@ -67,6 +67,15 @@ def test_the_speed_table_is_the_results():
 def test_the_data_tables_are_the_results(device):
     document, result = (ROOT / "docs/data.md").read_text(), f"benchmarks/results/data_{device}.json"
     table = data.markdown(json.loads((ROOT / result).read_text()))
+    assert with_table(document, result, table) == document
+
+
+def test_the_table_of_convolutions_is_the_results():
+    document, result = (
+        (ROOT / "docs/training_speed.md").read_text(),
+        "benchmarks/results/convolutions_gpu.json",
+    )
+    table = convolutions.markdown(json.loads((ROOT / result).read_text()))
     assert with_table(document, result, table) == document
 
 

@@ -327,10 +327,9 @@ class FewChannels(torch.autograd.Function):
         sizes = kernels().ManyChannels(
             batch, height, width, kernel, channels, channels, filters, padded(filters), pool
         )
-        spare = spare_columns(kernel, channels)
-        seen = unfolded(F.pad(images.to(torch.bfloat16), (0, spare)), kernel, spare)
-        packed = F.pad(weight, (0, spare, 0, 0, 0, 0, 0, padded(filters) - filters))
-        packed = packed.permute(0, 2, 3, 1).flatten(1).to(torch.bfloat16)  # [filters, (y, x, c)]
+        seen = unfolded(images.to(torch.bfloat16), kernel)
+        packed = weight.permute(0, 2, 3, 1).flatten(1).to(torch.bfloat16)  # [filters, (y, x, c)]
+        packed = F.pad(packed, (0, seen.shape[1] - packed.shape[1], 0, padded(filters) - filters))
         output = room(seen, sizes, further)
         index = kernels().pooled(product(seen, packed.T)[None], bias.contiguous(), output, sizes)
         ctx.save_for_backward(seen, index, weight)
@@ -347,32 +346,32 @@ class FewChannels(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             got = positions[:, :filters].view(ctx.sizes.batch, *ctx.sizes.positions, filters)
             rounded = weight.to(torch.bfloat16).float()
-            of_images = F.conv_transpose2d(got.permute(0, 3, 1, 2).float(), rounded)
+            with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+                of_images = F.conv_transpose2d(got.permute(0, 3, 1, 2).float(), rounded)
         if ctx.needs_input_grad[1]:
-            sums = product(positions.T, seen)[:filters].view(filters, kernel, -1, channels)
-            of_weight = sums[:, :, :kernel].permute(0, 3, 1, 2)
+            sums = product(positions.T, seen)[:filters, : channels * kernel**2]
+            of_weight = sums.reshape(filters, kernel, kernel, channels).permute(0, 3, 1, 2)
         return of_images, of_weight, bias_sums.sum(0)[:filters], None, None
 
 
-def spare_columns(kernel: int, channels: int) -> int:
-    """How many more pixels of a row are copied out than a position sees, so that rows are whole loads."""
-    return next(more for more in range(MULTIPLE) if (kernel + more) * channels % MULTIPLE == 0)
-
-
-def unfolded(images: Tensor, kernel: int, spare: int) -> Tensor:
-    """[N, C, H, W + spare] in bfloat16 -> [positions, (y, x, c)]: what each position sees, and ``spare`` more
-    pixels to the right of it."""
+def unfolded(images: Tensor, kernel: int) -> Tensor:
+    """[N, C, H, W] in bfloat16 -> [positions, (y, x, c)]: what each position sees, and zeros up to a multiple
+    of 8 numbers."""
     pixels = images.permute(0, 2, 3, 1).contiguous()
-    wide = {0: torch.int64, 2: torch.int32}.get(pixels.shape[3] % 4, torch.bfloat16)
-    pixels = pixels.view(wide)  # several channels at a time: fewer elements to copy
     batch, height, width, channels = pixels.shape
+    rows, columns = height - kernel + 1, width - kernel + 1
+    seen = images.new_empty((batch * rows * columns, padded(channels * kernel**2)))
+    seen[:, channels * kernel**2 :] = 0
+    # Several channels at a time: fewer elements to copy.
+    wide = {0: torch.int64, 2: torch.int32}.get(channels % 4, torch.bfloat16)
+    pixels, into = pixels.view(wide), seen.view(wide)
+    each = pixels.shape[3]
     by_image, by_row, by_pixel, _ = pixels.stride()
-    columns = kernel + spare
-    seen = pixels.as_strided(
-        (batch, height - kernel + 1, width - columns + 1, kernel, columns * channels),
-        (by_image, by_row, by_pixel, by_row, 1),
+    found = pixels.as_strided(
+        (batch, rows, columns, kernel, kernel * each), (by_image, by_row, by_pixel, by_row, 1)
     )
-    return seen.reshape(-1, kernel * columns * channels).view(torch.bfloat16)
+    into[:, : kernel**2 * each].view(found.shape).copy_(found)
+    return seen
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -394,7 +393,7 @@ def room(like: Tensor, sizes: Any, further: bool) -> Tensor:
 
 
 def check(input: Tensor, weight: Tensor, bias: Tensor) -> None:
-    """What both kinds ask for."""
+    """What all kinds ask for."""
     if input.ndim != 4 or weight.ndim != 4 or weight.shape[2] != weight.shape[3]:
         raise ValueError(
             f"expected [N, C, H, W] and a square weight [F, C, k, k], got {list(input.shape)} "
@@ -408,8 +407,9 @@ def check(input: Tensor, weight: Tensor, bias: Tensor) -> None:
         raise ValueError(
             f"input, weight and bias must be on one device: {input.device}, {weight.device}, {bias.device}"
         )
-    if input.numel() * weight.shape[0] >= 2**31:
-        raise ValueError(f"input of {list(input.shape)} is too large for {weight.shape[0]} filters")
+    filters, pixels = weight.shape[0], input.shape[0] * input.shape[2] * input.shape[3]
+    if pixels * max(input.shape[1] * filters, padded(filters)) >= 2**31:  # offsets are of 32 bits
+        raise ValueError(f"input of {list(input.shape)} is too large for {filters} filters")
     if input.shape[0] == 0:
         raise ValueError("input must hold an image")
 

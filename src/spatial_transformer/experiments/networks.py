@@ -63,8 +63,11 @@ class Network(nn.Module):
 
 
 class AveragePool(nn.Module):
-    """``nn.AvgPool2d``, bit for bit. Its gradient takes a GPU five times as long as this one, which is spread
-    out and not looked for by each pixel."""
+    """The means of squares side by side: ``nn.AvgPool2d`` of images that they fill.
+
+    Its gradient is spread out here, and not looked for by each pixel, which takes a GPU several times as long
+    as the bytes it moves.
+    """
 
     def __init__(self, side: int) -> None:
         super().__init__()

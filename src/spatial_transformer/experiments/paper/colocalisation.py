@@ -48,9 +48,9 @@ EXPERIMENT = Experiment(
         "The encoder is a CNN of 32 filters a layer, as section A.4 has them at least, trained for 1,200 "
         "steps on crops of digits among clutter, which lie up to 0.3 of their half width beside the digit "
         "and are 0.8 to 1.3 times as wide as its frame; images are of digits it has not seen.",
-        "A third of its crops lie anywhere, and those whose centre is 0.6 of their half width or more from "
-        "the digit's have a class of their own, the eleventh: without it crops may end on a part that all "
-        "digits of a class have (the feet of 2s, in most runs).",
+        "A third of its crops lie anywhere. Those whose centre is 0.6 of their half width or more from the "
+        "digit's have a class of their own, the eleventh, and nearer ones are left out: without it crops may "
+        "end on a part that all digits of a class have (the feet of 2s, in most runs).",
         "Each of the three layers of a descriptor is scaled to length 1: unscaled, the true boxes lose 90 "
         "to 200 with a margin of 1, and crops of nothing lose 1 at most.",
         "A pair of images moves the first one's crop alone, and of four random patches of an image the "
@@ -71,9 +71,8 @@ EXPERIMENT = Experiment(
     ),
     claims=(
         Claim(
-            "Without clutter digits are localised no less often than among it.",
+            "Without clutter digits are localised more often than among it.",
             tuple((f"T84/{model.name}", f"TC84/{model.name}") for model in MODELS),
-            within=0.0,
         ),
     ),
     prints="accuracy",

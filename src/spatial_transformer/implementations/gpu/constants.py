@@ -14,7 +14,7 @@ PADDINGS = {"zeros": 0, "fill": 1, "border": 2, "reflection": 3, "circular": 4}
 KINDS = {"matrix": 0, "offsets": 1, "points": 2, "grid": 3}
 
 NEAREST, BILINEAR, BICUBIC = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-ZEROS, FILL, BORDER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+FILL, BORDER = tl.constexpr(1), tl.constexpr(2)
 REFLECTION, CIRCULAR = tl.constexpr(3), tl.constexpr(4)
 MATRIX, OFFSETS, POINTS, GRID = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 _HUGE, _FAR = tl.constexpr(HUGE), tl.constexpr(FAR)
