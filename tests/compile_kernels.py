@@ -2,7 +2,7 @@
 
 Run by ``test_triton_compiles.py`` in a process of its own, since Triton either interprets or compiles. Prints
 one line for each kernel: its name, registers and bytes of stack; first those whose speed counts, then the
-others, then those of the fast convolutions, where all do, and of the random numbers.
+others, then those of the fast convolutions, where all do, of the random numbers, and of the descent.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import spatial_transformer as st
-from spatial_transformer.experiments import fast_convolutions, fast_convolutions_triton
+from spatial_transformer.experiments import descent_triton, fast_convolutions, fast_convolutions_triton
 from spatial_transformer.experiments.data import random_numbers_triton
 from spatial_transformer.implementations import fused_triton
 from spatial_transformer.implementations.job import Job
 
 TARGET = GPUTarget("cuda", 90, 32)
-REST, CONVOLUTIONS, NUMBERS = "the others", "convolutions", "random numbers"
+REST, CONVOLUTIONS, NUMBERS, DESCENT = "the others", "convolutions", "random numbers", "descent"
 POINTERS = {
     torch.float64: "*fp64",
     torch.float32: "*fp32",
@@ -147,6 +147,12 @@ def main() -> None:
     print(NUMBERS)
     counter, found = torch.zeros((), dtype=torch.int64), torch.zeros(256)
     compiled_instead(random_numbers_triton._uniform, (counter, found, 256, random_numbers_triton.NUMBERS))
+    print(DESCENT)
+    labels, rate = torch.zeros(256, dtype=torch.int64), torch.zeros(())
+    judged = (found, labels, found, found, 256, 10, descent_triton.ROWS, 16)
+    compiled_instead(descent_triton._judged, judged, num_warps=8)
+    moved = (found, found, found, rate, rate, 256, 0.9, 0.0, True, descent_triton.NUMBERS)
+    compiled_instead(descent_triton._descend, moved)
 
 
 if __name__ == "__main__":

@@ -105,6 +105,7 @@ OWNERS = {
         "implementations/gpu/",
         "implementations/triton_cuts.py",
         "experiments/fast_convolutions_triton.py",
+        "experiments/descent_triton.py",
         "experiments/data/random_numbers_triton.py",
     ),
     "numba": ("implementations/fused_numba.py", "implementations/cpu/"),
@@ -248,11 +249,12 @@ def test_every_file_of_pictures_has_its_place():
     assert names <= set(PICTURE_LEVEL)
 
 
-def test_fast_convolutions_need_triton_only_when_they_run():
-    """Their kernels are the one file that needs it: imported by name, when first called."""
-    users = {file for file in FILES if any("fast_convolutions_triton" in parts for parts in own(file))}
+@pytest.mark.parametrize("kernels", ["fast_convolutions_triton", "descent_triton"])
+def test_experiments_need_triton_only_when_they_run(kernels):
+    """Their kernels are files that nobody imports but by name, when they are first called."""
+    users = {file for file in FILES if any(kernels in parts for parts in own(file))}
     assert users == set()
-    assert own("experiments/fast_convolutions_triton.py") == set()
+    assert own(f"experiments/{kernels}.py") == set()
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if file.startswith("experiments/data/")])

@@ -7,6 +7,7 @@ same cell and seed that is loaded with it goes on, bit for bit on the CPU, as if
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -103,6 +104,7 @@ class Descent(Resumable):
             self.network = build()
         self.network.to(self.device)
         self.mixed = self.device.type == "cuda" and cell.settings.precision == "mixed"
+        self.kernels = launched() if self.mixed else None
         self.parameters = list(self.network.parameters())
         self.weights = joined(self.parameters)
         self.velocity = torch.zeros_like(self.weights)
@@ -118,10 +120,16 @@ class Descent(Resumable):
     @torch.no_grad()
     def move(self, gradients: Sequence[Tensor]) -> None:
         """The weights, down the gradients of the parameters."""
-        gradient = torch.cat([part.reshape(-1) for part in gradients])
+        gradient, momentum = torch.cat([part.reshape(-1) for part in gradients]), self.cell.settings.momentum
+        if self.kernels is not None:
+            for stretch, part in self.stretches:
+                some = (each[stretch] for each in (self.weights, self.velocity, gradient))
+                share = None if part is None else self.rates[part]
+                self.kernels.descend(*some, self.rate, share, momentum=momentum, decay=self.decay)
+            return
         if self.decay:
             gradient.add_(self.weights, alpha=self.decay)
-        torch.add(gradient, self.velocity, alpha=self.cell.settings.momentum, out=self.velocity)
+        torch.add(gradient, self.velocity, alpha=momentum, out=self.velocity)
         for stretch, part in self.stretches:
             rate = self.rate if part is None else self.rate * self.rates[part]
             self.weights[stretch].addcmul_(self.velocity[stretch], rate, value=-1)
@@ -161,12 +169,22 @@ class Run(Descent):
         """The weights moved by a batch."""
         with tensor_cores(self.mixed):
             scores = self.trained(images)
-            loss = F.cross_entropy(scores, labels)
-            gradients = torch.autograd.grad(loss, self.parameters)
+            gradient = self.judged(scores.detach(), labels)
+            gradients = torch.autograd.grad(scores, self.parameters, gradient)
         self.move(gradients)
+
+    def judged(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """The gradient of the loss by the scores; ``sums`` gets the loss and the share of wrong answers."""
+        if self.kernels is not None:
+            found: Tensor = self.kernels.judged(scores, labels, self.sums)
+            return found
+        scores.requires_grad_()
+        loss = F.cross_entropy(scores, labels)
+        (found,) = torch.autograd.grad(loss, scores)
         with torch.no_grad():
             wrong = (scores.argmax(1) != labels).sum() / len(labels)
-            self.sums += torch.stack([loss.detach(), wrong])
+            self.sums += torch.stack([loss, wrong])
+        return found
 
     def sees(self) -> tuple[Any, ...]:
         """What the next batches depend on: runs that agree in it see the same ones. Waits for the device."""
@@ -197,6 +215,13 @@ class Run(Descent):
         with tensor_cores(False):
             theta: Tensor = self.network.theta(images)
         return theta
+
+
+def launched() -> Any:
+    """``descent_triton``, where there is Triton."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    return importlib.import_module(".descent_triton", __package__)
 
 
 @contextmanager
