@@ -578,3 +578,34 @@ def test_doctests(name):
     assert found.failed == 0
     if name.rsplit(".")[-1] in ("coordinates", "families", "sampling", "module"):
         assert found.attempted > 0  # the examples are seen at all
+
+
+EVERY_2D = (
+    st.Affine(),
+    st.Projective(),
+    st.ThinPlateSpline(),
+    st.PiecewiseAffine(),
+    st.LearnedBasis(4, (8, 8)),
+)
+
+
+@pytest.mark.parametrize("family", EVERY_2D, ids=lambda family: type(family).__name__)
+def test_points_and_boxes_of_other_dimensions_are_refused(family):
+    theta = family.identity()[None]
+    for method in (family.points, family.map_points):
+        with pytest.raises(ValueError, match=r"points must be \[\.\.\., n, 2\], got \[4, 3\]"):
+            method(theta, torch.rand(4, 3))
+    for shape in ((4, 3), (4,)):
+        with pytest.raises(ValueError, match=r"boxes must be \[\.\.\., n, 4\], got"):
+            family.map_boxes(theta, torch.rand(*shape))
+
+
+@pytest.mark.parametrize("size", [5, "55", (0, 5), (4.5, 5), (5,)])
+def test_grids_of_no_size_are_refused(size):
+    with pytest.raises(ValueError, match="size must be"):
+        st.Affine().grid(torch.tensor([[1.0, 0, 0, 0, 1, 0]]), size)
+
+
+def test_crops_need_a_number_for_each_axis():
+    with pytest.raises(ValueError, match=r"centre must be 2 numbers, got \[0\]"):
+        st.Affine().crop([0], [1])

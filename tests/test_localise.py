@@ -118,4 +118,10 @@ def test_folders_that_cannot_work_are_named(capsys):
     Path("broken/05.png").write_bytes(b"no picture")
     assert main(["localise", "broken"]) == 1
     assert f"broken{os.sep}05.png cannot be read as a picture" in capsys.readouterr().err
+    made(Path("good"), 8)
+    assert main(["localise", "good", "--out", "good"]) == 1
+    assert "--out must be another folder than good" in capsys.readouterr().err
+    Path("file").write_text("")
+    assert main(["localise", "good", "--out", "file"]) == 1
+    assert "--out must be a folder: file is a file" in capsys.readouterr().err
     assert not Path("localised").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -188,7 +189,7 @@ def test_localisers_of_images_that_are_not_square():
     image = torch.rand(2, 3, 28, 44)
     assert st.ConvLocaliser(3, (28, 44))(image).shape == (2, 20)
     assert st.DenseLocaliser(3, (28, 44), hidden=(7,))(image).shape == (2, 7)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ValueError, match="takes images of"):
         st.ConvLocaliser(3, (44, 28), hidden=(7,))(torch.rand(2, 3, 60, 28))
 
 
@@ -214,3 +215,51 @@ def test_deferred_initialisation():
         head.reset_parameters()
     assert torch.equal(transformer.head.bias, st.ThinPlateSpline().identity())
     assert torch.equal(tiled.bias, st.Head(4, st.Affine(), copies=4, start="tile").bias)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: st.DenseLocaliser(1, 28), r"in_size must be \(H, W\) or \(D, H, W\), got 28"),
+        (
+            lambda: st.DenseLocaliser(1, (28, 0)),
+            "each of in_size must be a whole number of at least 1, got 0",
+        ),
+        (lambda: st.DenseLocaliser(1, (8, 8), hidden=32), "hidden must name at least one layer.*got 32"),
+        (lambda: st.DenseLocaliser(0, (8, 8)), "in_channels must be a whole number of at least 1, got 0"),
+        (lambda: st.ConvLocaliser(1, (28, 28), channels=20), "channels must name at least one layer.*got 20"),
+        (lambda: st.ConvLocaliser(1, (28, 28), kernel_size=(5, 5)), "kernel_size must be a whole number"),
+        (
+            lambda: st.ConvLocaliser(1, (28, 28), stride=0),
+            "stride must be a whole number of at least 1, got 0",
+        ),
+        (lambda: st.ConvLocaliser(1, (28, 28), downsample=0), "downsample must be a whole number"),
+        (lambda: st.ConvLocaliser(1, (28, 28), padding=-1), "padding must be a whole number of at least 0"),
+        (lambda: st.ConvLocaliser(1, (28, 28), pool=0), "pool must be a whole number of at least 1, got 0"),
+        (lambda: st.ConvLocaliser(1, (28, 28), hidden=(20, 0.5)), "each of hidden must be a whole number"),
+        (lambda: st.Head(-3, st.Affine()), "in_features must be a whole number of at least 1, got -3"),
+        (
+            lambda: st.Head(3, st.Affine(), copies=True),
+            "copies must be a whole number of at least 1, got True",
+        ),
+        (lambda: st.Head(3, st.Affine(), start=torch.full((6,), torch.nan)), "start must be finite"),
+        (
+            lambda: st.Head(3, st.Translation(), copies=4, start="tile"),
+            "needs a family that can crop: Translation cannot",
+        ),
+    ],
+)
+def test_what_cannot_be_built_is_said_when_it_is_built(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@pytest.mark.parametrize("make", [st.ConvLocaliser, st.DenseLocaliser])
+def test_other_images_than_it_was_made_for_are_refused_by_name(make):
+    localiser = make(1, (28, 28))
+    with pytest.raises(ValueError, match=r"takes images of \[N, 1, 28, 28\], got \[2, 1, 32, 32\]"):
+        localiser(torch.rand(2, 1, 32, 32))
+    with pytest.raises(TypeError, match=r"takes floating-point images, got torch\.uint8"):
+        localiser(torch.zeros(2, 1, 28, 28, dtype=torch.uint8))
+    sizes = np.array([28, 28])
+    assert make(1, (sizes[0], sizes[1]))(torch.rand(2, 1, 28, 28)).shape[0] == 2

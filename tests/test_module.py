@@ -558,6 +558,8 @@ def test_copies_are_held_to():
         transformer(torch.rand(2, 1, 4, 4))
     with pytest.raises(ValueError, match="copies must be a whole number of at least 1, got -3"):
         st.SpatialTransformer(localiser, st.Affine(), head=nn.Identity(), copies=-3)
+    with pytest.raises(TypeError, match="head must be a module, got"):
+        st.SpatialTransformer(localiser, st.Affine(), head="identity")
 
 
 def test_a_learned_basis_of_another_size_is_refused_when_the_module_is_made():

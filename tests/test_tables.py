@@ -152,7 +152,7 @@ def test_only_the_papers_settings_and_digits_count(tmp_path):
     short = made(tmp_path, wanted=Wanted({"steps": 30}, "MNIST"))
     assert row(short, "FCN")["R"] == "50.00 (1) ▲ / 2.1"
     assert "Not the paper's settings or digits: steps=30." in short
-    assert "the paper's settings and digits (1)" in short.split("Not in the table")[1]
+    assert "the paper's settings and digits (no option) (1)" in short.split("Not in the table")[1]
     held = made(tmp_path, wanted=Wanted({"held_out": 10_000}, "MNIST"))
     assert row(held, "FCN")["R"] == "40.00 (1) ▲ / 2.1"
     assert row(made(tmp_path, wanted=Wanted({}, "UCI digits")), "FCN")["R"] == "30.00 (1) ▲ / 2.1"
@@ -211,7 +211,7 @@ def test_what_stands_behind_the_numbers(tmp_path):
         "Learnable parameters of a network: 399,000 to 401,500.",
         "Steps: 150,000.",
         "Devices: a device (2), another (1).",
-        f"Commits: {'c' * 10} (2), {'d' * 10} (1); torch 2.13.",
+        f"Commits: {'c' * 7} (2), {'d' * 7} (1); torch 2.13.",
         "Dates: 2026-01-01 to 2026-01-03.",
         "Time of all runs together: 1 h 30 min.",
         *DISTORTED.departures,

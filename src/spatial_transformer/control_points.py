@@ -151,6 +151,7 @@ class ControlPoints(Family):
 
     def points(self, theta: Tensor, points: Tensor) -> Tensor:
         theta = at_least_float32(theta)
+        self._check_points(points)
         basis = self.basis_at(points.to(torch.float64)).transpose(-1, -2)
         moved = precise_product(self.offsets(theta), basis).to(theta.dtype)
         return points.to(theta.dtype) + moved.transpose(-1, -2)
@@ -351,6 +352,7 @@ class LearnedBasis(Family):
     def points(self, theta: Tensor, points: Tensor) -> Tensor:
         """As ``Family.points``: between the grid's points B is interpolated, beyond them it goes on."""
         theta = at_least_float32(theta)
+        self._check_points(points)
         points = points.to(theta.dtype)
         fields = self.B.to(theta.dtype).unflatten(-1, self.size)  # [K, *size]
         basis = torch.zeros((), dtype=theta.dtype, device=theta.device)

@@ -200,8 +200,7 @@ class Family(nn.Module):
     def points(self, theta: Tensor, points: Tensor) -> Tensor:
         """Target points to source points, in normalised coordinates. [..., n, dims] -> [..., n, dims]"""
         theta = at_least_float32(theta)
-        if points.shape[-1] != self.dims:
-            raise ValueError(f"points must be [..., n, {self.dims}], got {list(points.shape)}")
+        self._check_points(points)
         rows = homogeneous_rows(self.matrix(theta), points.to(theta.dtype).unbind(-1), trailing=1)
         return torch.stack(divided(rows, self.dims), dim=-1)
 
@@ -243,14 +242,23 @@ class Family(nn.Module):
         ``centre`` and ``scale`` are one number for each of x, y (, z), in normalised coordinates;
         ``scale`` 1 is the whole image.
         """
+        for name, given in (("centre", centre), ("scale", scale)):
+            if len(given) != self.dims:
+                raise ValueError(f"{name} must be {self.dims} numbers, got {given!r}")
         matrix = torch.diag(torch.tensor([*scale, 1.0], dtype=torch.float32, device="cpu"))
         matrix[:-1, -1] = torch.tensor(centre, dtype=torch.float32, device="cpu")
         return self.free(self.from_matrix(matrix))
 
     def _check_size(self, size: Size) -> None:
-        if len(size) != self.dims:
+        if isinstance(size, str) or not isinstance(size, Sequence) or len(size) != self.dims:
             expected = "(H, W)" if self.dims == 2 else "(D, H, W)"
-            raise ValueError(f"size must be {expected} for {type(self).__name__}, got {tuple(size)}")
+            raise ValueError(f"size must be {expected} for {type(self).__name__}, got {size!r}")
+        if any(isinstance(length, float) or length < 1 for length in size):
+            raise ValueError(f"size must be whole numbers of at least 1, got {tuple(size)}")
+
+    def _check_points(self, points: Tensor) -> None:
+        if points.ndim < 2 or points.shape[-1] != self.dims:
+            raise ValueError(f"points must be [..., n, {self.dims}], got {list(points.shape)}")
 
     def _need_closed(self, method: str) -> None:
         if type(self).from_matrix is Family.from_matrix:
@@ -269,6 +277,7 @@ class Family(nn.Module):
         In normalised coordinates (see ``coordinates.to_normalised``). NaN where a point appears nowhere.
         """
         theta = at_least_float32(theta)
+        self._check_points(points)
         if not self.homogeneous:
             precise = theta.to(torch.float64)
             return solved(
@@ -284,6 +293,8 @@ class Family(nn.Module):
         A box is its least and its greatest corner, (x0, y0, x1, y1) or (x0, y0, z0, x1, y1, z1), in
         normalised coordinates. NaN for a box that a projective horizon crosses: it has no such box.
         """
+        if boxes.ndim < 2 or boxes.shape[-1] != 2 * self.dims:
+            raise ValueError(f"boxes must be [..., n, {2 * self.dims}], got {list(boxes.shape)}")
         low_high = boxes.unflatten(-1, (2, self.dims))  # [..., n, 2, dims]
         corners = torch.stack(
             [

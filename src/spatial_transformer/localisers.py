@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import numbers
 from collections.abc import Sequence
 
 import torch
@@ -35,8 +36,8 @@ class Head(nn.Module):
         super().__init__()
         if not isinstance(family, Family):
             raise TypeError(f"family must be a Family such as st.Affine(), got {family!r}")
-        if not isinstance(copies, int) or copies < 1:
-            raise ValueError(f"copies must be a whole number of at least 1, got {copies!r}")
+        check_whole("in_features", in_features)
+        check_whole("copies", copies)
         if family.num_params < 1:
             raise ValueError("family must have a number that is not pinned: there is nothing to learn")
         self.in_features, self.copies, self.num_params = in_features, copies, family.num_params
@@ -48,11 +49,15 @@ class Head(nn.Module):
             first = family.identity(dtype=torch.float64, device="cpu")
         elif start == "tile":
             first = torch.stack([family.crop(centre, scale) for centre, scale in tiles(copies, family.dims)])
+            if family.box(first).abs().max() > 1.001:  # its windows reach beyond the image
+                raise ValueError(f'start="tile" needs a family that can crop: {type(family).__name__} cannot')
         else:
             raise ValueError(f'start must be "identity", "tile" or a tensor, got {start!r}')
         if first.shape not in ((family.num_params,), (copies, family.num_params)):
             expected = f"[{family.num_params}] or [{copies}, {family.num_params}]"
             raise ValueError(f"start must be {expected}, got {list(first.shape)}")
+        if not first.isfinite().all():
+            raise ValueError(f"start must be finite, got {first.tolist()}")
         self._start = first.detach().to(torch.float64).expand(copies, -1).flatten().tolist()
         self.reset_parameters()
 
@@ -86,12 +91,14 @@ class DenseLocaliser(nn.Module):
 
     def __init__(self, in_channels: int, in_size: Size, *, hidden: Sequence[int] = (32, 32, 32)) -> None:
         super().__init__()
-        if not hidden:
-            raise ValueError(f"hidden must name at least one layer, got {hidden!r}")
+        check_in_size(in_size)
+        check_whole("in_channels", in_channels)
+        check_layers("hidden", hidden)
         self.layers = nn.Sequential(nn.Flatten(), *dense(in_channels * math.prod(in_size), hidden))
-        self.out_features = hidden[-1]
+        self.in_shape, self.out_features = (in_channels, *in_size), hidden[-1]
 
     def forward(self, image: Tensor) -> Tensor:
+        check_image(image, self.in_shape)
         features: Tensor = self.layers(image)
         return features
 
@@ -128,12 +135,17 @@ class ConvLocaliser(nn.Module):
         downsample: int = 2,
     ) -> None:
         super().__init__()
-        dims = len(in_size) if isinstance(in_size, Sequence) else 0
-        if dims not in CONVOLUTIONS:
-            raise ValueError(f"in_size must be (H, W) or (D, H, W), got {in_size!r}")
-        for name, layers_of in (("channels", channels), ("hidden", hidden)):
-            if not layers_of:
-                raise ValueError(f"{name} must name at least one layer, got {layers_of!r}")
+        dims = check_in_size(in_size)
+        check_layers("channels", channels)
+        check_layers("hidden", hidden)
+        given = {"in_channels": in_channels, "kernel_size": kernel_size, "stride": stride}
+        for name, number in {**given, "downsample": downsample}.items():
+            check_whole(name, number)
+        check_whole("padding", padding, least=0)
+        if isinstance(pool, int):
+            check_whole("pool", pool)
+        else:
+            check_layers("pool", pool)
         pools = [*[pool] * (len(channels) - 1), 1] if isinstance(pool, int) else list(pool)
         if len(pools) != len(channels):
             raise ValueError(
@@ -156,11 +168,41 @@ class ConvLocaliser(nn.Module):
                 )
         features = width * math.prod(extent)
         self.layers = nn.Sequential(*layers, nn.Flatten(), *dense(features, hidden))
-        self.out_features = hidden[-1]
+        self.in_shape, self.out_features = (in_channels, *in_size), hidden[-1]
 
     def forward(self, image: Tensor) -> Tensor:
+        check_image(image, self.in_shape)
         features: Tensor = self.layers(image)
         return features
+
+
+def check_whole(name: str, number: object, *, least: int = 1) -> None:
+    if isinstance(number, bool) or not isinstance(number, numbers.Integral) or number < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {number!r}")
+
+
+def check_layers(name: str, each: object) -> None:
+    if isinstance(each, str) or not isinstance(each, Sequence) or not each:
+        raise ValueError(f"{name} must name at least one layer, such as (20,), got {each!r}")
+    for number in each:
+        check_whole(f"each of {name}", number)
+
+
+def check_in_size(in_size: object) -> int:
+    """How many dimensions it has."""
+    if isinstance(in_size, str) or not isinstance(in_size, Sequence) or len(in_size) not in CONVOLUTIONS:
+        raise ValueError(f"in_size must be (H, W) or (D, H, W), got {in_size!r}")
+    for length in in_size:
+        check_whole("each of in_size", length)
+    return len(in_size)
+
+
+def check_image(image: Tensor, in_shape: tuple[int, ...]) -> None:
+    if tuple(image.shape[1:]) != in_shape:
+        wanted = ", ".join(map(str, in_shape))
+        raise ValueError(f"this localiser takes images of [N, {wanted}], got {list(image.shape)}")
+    if not image.is_floating_point():
+        raise TypeError(f"a localiser takes floating-point images, got {image.dtype}")
 
 
 def dense(in_features: int, hidden: Sequence[int]) -> list[nn.Module]:

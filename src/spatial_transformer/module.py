@@ -71,6 +71,8 @@ class SpatialTransformer(nn.Module):
                     f"features must be given: {type(localiser).__name__} has no out_features to read it off"
                 )
             head = Head(features, family, copies=copies)
+        elif not isinstance(head, nn.Module):
+            raise TypeError(f"head must be a module, got {checks.described(head)}")
         elif isinstance(head, Head):
             copies = head.copies if copies == 1 else copies
             if (head.copies, head.num_params) != (copies, family.num_params):

@@ -109,6 +109,7 @@ def add(commands: Any) -> None:
 def run(given: argparse.Namespace) -> int:
     """Trains, writes boxes and pictures, and gives the exit status."""
     pictures = read(given.folder)
+    check_out(given.out, given.folder)
     print(f"{len(pictures)} pictures of {given.folder}, encoder {given.encoder}, {given.steps:,} steps")
     with asked_to_stop() as stop:
         boxes, steps = trained(pictures, given, stop)
@@ -117,6 +118,16 @@ def run(given: argparse.Namespace) -> int:
     write(pictures, boxes, about, given.out)
     print(f"{given.out / 'boxes.json'} and {len(pictures)} pictures beside it, after {steps:,} steps")
     return INTERRUPTED if interrupted else 0
+
+
+def check_out(out: Path, folder: Path) -> None:
+    """Before anything is trained."""
+    if out.exists() and not out.is_dir():
+        raise FileExistsError(f"--out must be a folder: {out} is a file")
+    if out.resolve() == folder.resolve():
+        raise ValueError(
+            f"--out must be another folder than {folder}: pictures with boxes would be read as given"
+        )
 
 
 def read(folder: Path) -> list[Picture]:

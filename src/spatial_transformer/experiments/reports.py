@@ -19,6 +19,7 @@ from . import (
     tables,
 )
 from .data import mnist, uci_digits
+from .data.fetch import say
 from .data.places import VARIABLE
 from .results import Wanted
 from .spec import Experiment
@@ -44,7 +45,9 @@ def add(commands: Any) -> None:
         names = ", ".join(catalogue.EXPERIMENTS)
         parser.add_argument("experiment", choices=catalogue.EXPERIMENTS, metavar="EXPERIMENT", help=names)
         parser.add_argument("--results", type=Path, default=Path("results"), help="where the records are")
-        parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="of runs with these changed")
+        parser.add_argument(
+            "settings", nargs="*", default=[], metavar="KEY=VALUE", help="of runs with these changed"
+        )
         parser.add_argument("--digits", choices=DIGITS, help="of runs on these (mnist)")
     table.add_argument("--brief", action="store_true", help="the table alone")
     table.add_argument("--all", action="store_true", help="every run in a list, whatever its settings")
@@ -66,6 +69,8 @@ def add(commands: Any) -> None:
 def run(given: argparse.Namespace) -> int:
     """Runs one of the two commands and gives its exit status."""
     experiment = catalogue.EXPERIMENTS[given.experiment]
+    if not given.results.is_dir():
+        say(f"there is no folder {given.results}, and so no record")
     wanted = asked(experiment, given.settings, given.digits)
     found = results.of(experiment, given.results)
     return {"table": table, "draw": draw}[given.command](experiment, found, wanted, given)

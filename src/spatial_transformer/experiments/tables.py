@@ -243,9 +243,9 @@ def duration(seconds: float) -> str:
 def short(commits: str) -> str:
     """
     >>> short("70da564e3be1f13bc45cddbb7bbb019220cd665b, version 0.1.0")
-    '70da564e3b, version 0.1.0'
+    '70da564, then version 0.1.0'
     """
-    return ", ".join(commit if " " in commit else commit[:10] for commit in commits.split(", "))
+    return ", then ".join(commit if " " in commit else commit[:7] for commit in commits.split(", "))
 
 
 def failed(counted: Iterable[Result]) -> Iterator[str]:
@@ -258,7 +258,7 @@ def left_out(experiment: Experiment, results: Sequence[Result], wanted: Wanted) 
     others = [result for result in results if not wanted.counts(result)]
     if not others:
         return ""
-    usual = "the paper's settings and digits"
+    usual = "the paper's settings and digits (no option)"
     groups = counts(Wanted(one.changed, one.digits).options.strip() or usual for one in others)
     runs = f"{len(others)} run{'s' if len(others) > 1 else ''}"
     return (

@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("experiment", choices=EXPERIMENTS, metavar="EXPERIMENT", help=", ".join(EXPERIMENTS))
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="a setting to change")
+    parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE", help="a setting to change")
     parser.add_argument("--model", action="append", default=[], help="only this row; can be repeated")
     parser.add_argument("--data", action="append", default=[], help="only this column; can be repeated")
     parser.add_argument("--seed", type=seeds, default=[0], help="such as 0 or 0,1,2 (0 if not given)")
