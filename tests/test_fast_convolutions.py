@@ -226,6 +226,17 @@ def channels_last(tensor):
     return full.contiguous(memory_format=torch.channels_last)
 
 
+def check_output(output, truth, further):
+    if further:
+        assert output.permute(0, 2, 3, 1).is_contiguous()
+        assert torch.equal(output, with_channels(truth.output, output.shape[1]).to(torch.bfloat16))
+        assert output.shape[1] == padded(truth.output.shape[1])
+    else:
+        assert output.is_contiguous()
+        assert torch.equal(output.double(), truth.output)
+    assert 0 < (truth.output > 0).double().mean() < 1
+
+
 def compare_many_channels(case, method, further=False, equal=False):
     """``equal``: activations are all the same, and so are all positions of a filter."""
     small = numbers(case.batch, case.inputs, *case.size, step=0.25, most=4, least=4 if equal else 0)
@@ -234,13 +245,7 @@ def compare_many_channels(case, method, further=False, equal=False):
     bias = numbers(case.filters, step=2.0, most=4).requires_grad_()
     truth = Truth(small, weight, bias, case.pool, lambda shape: numbers(*shape))
     output = many_channels(activations, weight, bias, pool=case.pool, further=further, method=method)
-    if further:
-        assert output.permute(0, 2, 3, 1).is_contiguous()
-        assert torch.equal(output, with_channels(truth.output, padded(case.filters)).to(torch.bfloat16))
-    else:
-        assert output.is_contiguous()
-        assert torch.equal(output.double(), truth.output)
-    assert 0 < (truth.output > 0).double().mean() < 1
+    check_output(output, truth, further)
     cotangent = with_channels(truth.cotangent, output.shape[1]).to(output.dtype)
     of_activations, of_weight, of_bias = torch.autograd.grad(output, (activations, weight, bias), cotangent)
     assert torch.equal(of_weight.double(), truth.weight)
@@ -300,13 +305,7 @@ def compare_few_channels(case, further=False):
     bias = numbers(case.filters, step=2.0, most=4).requires_grad_()
     truth = Truth(images, weight, bias, case.pool, lambda shape: numbers(*shape))
     output = few_channels(images, weight, bias, pool=case.pool, further=further)
-    if further:
-        assert output.permute(0, 2, 3, 1).is_contiguous()
-        assert torch.equal(output, with_channels(truth.output, padded(case.filters)).to(torch.bfloat16))
-    else:
-        assert output.is_contiguous()
-        assert torch.equal(output.double(), truth.output)
-    assert 0 < (truth.output > 0).double().mean() < 1
+    check_output(output, truth, further)
     cotangent = with_channels(truth.cotangent, output.shape[1]).to(output.dtype)
     found = torch.autograd.grad(output, (images, weight, bias), cotangent)
     of_images, of_weight, of_bias = found
