@@ -35,8 +35,7 @@ def candidates(name: str, now: Any) -> Iterator[Any]:
 
 
 def step(case: Case) -> Call:
-    assert case.inputs == 1 or not case.first  # a few channels have no kernels of their own
-    name = "ours, one channel" if case.inputs == 1 else "ours, implicit"
+    name = f"ours, {case.of_images or 'implicit'}"
     return call(case, name, contenders(case)[name], inputs(case, "cuda"), True)
 
 
@@ -67,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(reason)
     kernels = fast_convolutions.kernels()
     for case in CASES:
-        if given.only not in f"{case.name} {case.size}" or (case.first and case.inputs > 1):
-            continue
+        if given.only not in f"{case.name} {case.size}" or case.of_images == "few channels":
+            continue  # these have no kernels of their own
         one = step(case)
         print(f"\n{case}\n  a step: {seconds(one) * 1e6:.1f} us", flush=True)
         for name, time in sorted(by_kernel(one).items(), key=lambda pair: -pair[1]):

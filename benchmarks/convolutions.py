@@ -58,9 +58,12 @@ class Case(NamedTuple):
     batch: int = 256
 
     @property
-    def first(self) -> bool:
-        """Whether what goes in are images: float32, and few channels."""
-        return self.inputs <= MULTIPLE
+    def of_images(self) -> str | None:
+        """What ours is called where images go in, float32 and of few channels; None: elsewhere there are
+        METHODS."""
+        if self.inputs > MULTIPLE:
+            return None
+        return "one channel" if self.inputs == 1 else "few channels"
 
 
 CASES = (
@@ -97,7 +100,7 @@ def inputs(case: Case, device: str) -> Inputs:
     """As drawn on the CPU, and of numbers that bfloat16 holds where the layer before would have rounded."""
     random = torch.Generator().manual_seed(0)
     image = torch.rand(case.batch, case.inputs, case.size, case.size, generator=random)
-    image = image if case.first else image.bfloat16().float()
+    image = image if case.of_images else image.bfloat16().float()
     bound = 1 / (case.inputs**0.5 * case.kernel)
     weight = (
         2 * torch.rand(case.filters, case.inputs, case.kernel, case.kernel, generator=random) - 1
@@ -132,7 +135,7 @@ def in_bfloat16(case: Case, image: Tensor, weight: Tensor, bias: Tensor) -> Tens
 def ours(case: Case, method: str, image: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if case.inputs == 1:
         return one_channel(image, weight, bias)
-    if case.first:
+    if case.of_images:
         return few_channels(image, weight, bias, pool=case.pool, further=True)
     return many_channels(image, weight, bias, pool=case.pool, method=method)
 
@@ -143,15 +146,14 @@ def contenders(case: Case) -> dict[str, Layer]:
         TF32: partial(by_pytorch, case),
         "bfloat16": partial(in_bfloat16, case),
     }
-    first = ["one channel" if case.inputs == 1 else "few channels"]
-    methods = first if case.first else METHODS
+    methods = [case.of_images] if case.of_images else METHODS
     return found | {f"ours, {method}": partial(ours, case, method) for method in methods}
 
 
 def call(case: Case, name: str, layer: Layer, given: Inputs, backward: bool) -> Call:
     """Each gets its input and its gradient in the layout and dtype that the layers around it would give."""
     image, weight, bias = (t.detach().clone().requires_grad_() for t in given[:3])
-    if not case.first and name not in ("float32", TF32):
+    if not case.of_images and name not in ("float32", TF32):
         channels = padded(case.inputs) if name.startswith("ours") else case.inputs
         full = F.pad(image.detach(), (0, 0, 0, 0, 0, channels - case.inputs)).bfloat16()
         image = full.contiguous(memory_format=torch.channels_last).requires_grad_()

@@ -66,7 +66,7 @@ def test_cases_have_kernels_whose_blocks_can_be_tried():
     """But for those of a few channels, which are products of matrices."""
     for case in convolutions.CASES:
         name = "ours, one channel" if case.inputs == 1 else "ours, implicit"
-        assert (name in convolutions.contenders(case)) == (case.inputs == 1 or not case.first)
+        assert (name in convolutions.contenders(case)) == (case.inputs == 1 or not case.of_images)
 
 
 @pytest.mark.parametrize(("inputs", "names"), [(1, convolution_blocks.ONE), (9, convolution_blocks.MANY)])

@@ -20,7 +20,7 @@ from .data.digits import DigitSet
 from .data.distortions import DIGIT
 from .data.one_class import one_class
 from .data.random_numbers import RandomNumbers
-from .encoders import classifier, encoder
+from .encoders import anywhere, classifier, encoder
 from .runs import STREAM, Resumable, Tested, held_out, joined, tensor_cores
 from .spec import Cell, DigitSettings
 
@@ -139,9 +139,7 @@ def shaken(theta: Tensor, random: RandomNumbers) -> Tensor:
 
 def elsewhere(theta: Tensor, random: RandomNumbers) -> Tensor:
     """Crops of the same sizes at random places within the image. [N, 3] -> [N, RANDOM, 3]"""
-    scale = theta[:, None, :1].expand(-1, RANDOM, -1)
-    place = 2 * random.uniform(len(theta), RANDOM, 2) - 1
-    return torch.cat([scale, place * (1 - scale)], dim=-1)
+    return anywhere(theta[:, None, :1].expand(-1, RANDOM, -1), random)
 
 
 def box(theta: Tensor) -> Tensor:

@@ -116,12 +116,10 @@ def asked(labels: Tensor, box: Tensor, random: RandomNumbers) -> tuple[Tensor, T
     """Crops, some anywhere and most about their digit, and their classes. [N], [N, 4] -> [N, 3], [N]"""
     places = about(box, random)
     some = round(ANYWHERE * len(box))
-    scale = places[:some, :1]
-    centre = (2 * random.uniform(some, 2) - 1) * (1 - scale)  # within the image
-    off = (centre - middle(box[:some])).abs().amax(1) / scale[:, 0]
-    of_some = torch.where(off >= FAR, NONE, UNASKED)
-    anywhere = torch.cat([scale, centre], dim=1)
-    return torch.cat([anywhere, places[some:]]), torch.cat([of_some, labels[some:]])
+    moved = anywhere(places[:some, :1], random)
+    off = (moved[:, 1:] - middle(box[:some])).abs().amax(1) / moved[:, 0]
+    of_moved = torch.where(off >= FAR, NONE, UNASKED)
+    return torch.cat([moved, places[some:]]), torch.cat([of_moved, labels[some:]])
 
 
 def about(box: Tensor, random: RandomNumbers) -> Tensor:
@@ -130,6 +128,12 @@ def about(box: Tensor, random: RandomNumbers) -> Tensor:
     least, most = SCALES
     scale = least * (most / least) ** uniform[:, :1]
     return torch.cat([scale, middle(box) + (2 * uniform[:, 1:] - 1) * OFF * scale], dim=1)
+
+
+def anywhere(scale: Tensor, random: RandomNumbers) -> Tensor:
+    """Crops of these scales at random places within the image. [..., 1] -> [..., 3]"""
+    place = 2 * random.uniform(*scale.shape[:-1], 2) - 1
+    return torch.cat([scale, place * (1 - scale)], dim=-1)
 
 
 def middle(box: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from typing import Any
 
 
@@ -18,3 +18,10 @@ def extra(module: str, extra: str = "experiments") -> Any:
             f"{module} is not installed; the experiments need the extra: "
             f"pip install spatial_transformer[{extra}]"
         ) from error
+
+
+def with_triton(name: str, package: str | None) -> Any:
+    """A module of that package whose kernels need Triton; None where there is no Triton."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    return importlib.import_module(f".{name}", package)

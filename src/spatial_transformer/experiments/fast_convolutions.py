@@ -217,15 +217,12 @@ def many_channels(
         method = "mixed" if activations.is_cuda and height * width >= MANY_POSITIONS else "implicit"
     if method not in METHODS:
         raise ValueError(f"method must be one of {METHODS}, got {method!r}")
-    if pool not in (1, 2):
-        raise ValueError(f"pool must be 1 or 2, got {pool!r}")
     if activations.dtype != torch.bfloat16 or activations.shape[1] != padded(weight.shape[1]):
         raise ValueError(
             f"activations must be bfloat16 of {padded(weight.shape[1])} channels, "
             f"got {activations.dtype} {list(activations.shape)}"
         )
-    if min(activations.shape[2:]) < weight.shape[-1] + pool - 1:
-        raise ValueError(f"activations of {list(activations.shape)} leave nothing of {list(weight.shape)}")
+    check_pool(activations, weight, pool, "activations")
     check_device(activations)
     if method == "cudnn":
         return by_cudnn(activations, weight, bias, pool, further)
@@ -306,14 +303,11 @@ def few_channels(
     channels the kernels for many are too wide.
     """
     check(images, weight, bias)
-    if pool not in (1, 2):
-        raise ValueError(f"pool must be 1 or 2, got {pool!r}")
     if images.dtype != torch.float32 or images.shape[1] != weight.shape[1]:
         raise ValueError(
             f"images must be float32 of {weight.shape[1]} channels, got {images.dtype} {list(images.shape)}"
         )
-    if min(images.shape[2:]) < weight.shape[-1] + pool - 1:
-        raise ValueError(f"images of {list(images.shape)} leave nothing of {list(weight.shape)}")
+    check_pool(images, weight, pool, "images")
     check_device(images)
     found: Tensor = FewChannels.apply(images, weight, bias, pool, further)
     return found
@@ -412,6 +406,13 @@ def check(input: Tensor, weight: Tensor, bias: Tensor) -> None:
         raise ValueError(f"input of {list(input.shape)} is too large for {filters} filters")
     if input.shape[0] == 0:
         raise ValueError("input must hold an image")
+
+
+def check_pool(input: Tensor, weight: Tensor, pool: int, what: str) -> None:
+    if pool not in (1, 2):
+        raise ValueError(f"pool must be 1 or 2, got {pool!r}")
+    if min(input.shape[2:]) < weight.shape[-1] + pool - 1:
+        raise ValueError(f"{what} of {list(input.shape)} leave nothing of {list(weight.shape)}")
 
 
 def check_device(input: Tensor) -> None:

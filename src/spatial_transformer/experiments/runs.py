@@ -7,7 +7,6 @@ same cell and seed that is loaded with it goes on, bit for bit on the CPU, as if
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from .data.clutter import below
 from .data.digits import Digits, DigitSet
 from .data.fixed_sets import KINDS, as_images, fixed_batches, fixed_set
 from .data.random_numbers import RandomNumbers
+from .extra import with_triton
 from .fast_convolutions import fast
 from .spec import Cell, DigitSettings
 
@@ -104,7 +104,7 @@ class Descent(Resumable):
             self.network = build()
         self.network.to(self.device)
         self.mixed = self.device.type == "cuda" and cell.settings.precision == "mixed"
-        self.kernels = launched() if self.mixed else None
+        self.kernels = with_triton("descent_triton", __package__) if self.mixed else None
         self.parameters = list(self.network.parameters())
         self.weights = joined(self.parameters)
         self.velocity = torch.zeros_like(self.weights)
@@ -215,13 +215,6 @@ class Run(Descent):
         with tensor_cores(False):
             theta: Tensor = self.network.theta(images)
         return theta
-
-
-def launched() -> Any:
-    """``descent_triton``, where there is Triton."""
-    if importlib.util.find_spec("triton") is None:
-        return None
-    return importlib.import_module(".descent_triton", __package__)
 
 
 @contextmanager

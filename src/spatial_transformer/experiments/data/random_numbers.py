@@ -8,12 +8,12 @@ every draw moves on in place, so a captured graph draws on where its last replay
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from ..extra import with_triton
 
 GOLDEN = 0x9E3779B97F4A7C15
 MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # shift, factor
@@ -40,13 +40,14 @@ class RandomNumbers:
         with torch.inference_mode(False):  # a stream begun in that mode goes on outside of it
             self._counter = torch.tensor(signed(self._key), device=self.device)
         self._steps: dict[int, Tensor] = {}
-        self._in_one_launch = in_one_launch() if self.device.type == "cuda" else None
+        on_gpu = self.device.type == "cuda"
+        self._kernels = with_triton("random_numbers_triton", __package__) if on_gpu else None
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniform on [0, 1), in steps of 2^-24. float32 [*shape]"""
         count = math.prod(shape)
-        if self._in_one_launch is not None:
-            found: Tensor = self._in_one_launch(self._counter, shape)
+        if self._kernels is not None:
+            found: Tensor = self._kernels.uniform(self._counter, shape)
             self._counter += signed(count * GOLDEN)
             return found
         word = self._counter + self._steps_of(count)
@@ -84,15 +85,6 @@ class RandomNumbers:
                 return steps  # it will hold something when the graph is replayed, not before
             self._steps[count] = steps
         return self._steps[count]
-
-
-def in_one_launch() -> Callable[[Tensor, tuple[int, ...]], Tensor] | None:
-    """``random_numbers_triton.uniform``, where there is Triton."""
-    if importlib.util.find_spec("triton") is None:
-        return None
-    found: Callable[[Tensor, tuple[int, ...]], Tensor]
-    found = importlib.import_module(".random_numbers_triton", __package__).uniform
-    return found
 
 
 def to_normal(uniform: Tensor, deviation: float = 1.0) -> Tensor:
