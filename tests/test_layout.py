@@ -105,6 +105,7 @@ OWNERS = {
         "implementations/gpu/",
         "implementations/triton_cuts.py",
         "experiments/fast_convolutions_triton.py",
+        "experiments/convolution_kernels/",
         "experiments/descent_triton.py",
         "experiments/data/random_numbers_triton.py",
     ),
@@ -252,9 +253,21 @@ def test_every_file_of_pictures_has_its_place():
 @pytest.mark.parametrize("kernels", ["fast_convolutions_triton", "descent_triton"])
 def test_experiments_need_triton_only_when_they_run(kernels):
     """Their kernels are files that nobody imports but by name, when they are first called."""
-    users = {file for file in FILES if any(kernels in parts for parts in own(file))}
-    assert users == set()
-    assert own(f"experiments/{kernels}.py") == set()
+    assert users_of(kernels) == set()
+    parts = {"fast_convolutions_triton": {"convolution_kernels"}}.get(kernels, set())
+    assert {name for _, name, *_ in own(f"experiments/{kernels}.py")} == parts
+
+
+def test_the_kernels_of_convolutions_are_launched_by_one_file():
+    folder = "experiments/convolution_kernels/"
+    outside = {file for file in users_of("convolution_kernels") if not file.startswith(folder)}
+    assert outside == {"experiments/fast_convolutions_triton.py"}
+    kernels = {parts for file in FILES if file.startswith(folder) for parts in own(file)}
+    assert kernels == {("experiments", "convolution_kernels", "products")}
+
+
+def users_of(name: str) -> set[str]:
+    return {file for file in FILES if any(name in parts for parts in own(file))}
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if file.startswith("experiments/data/")])
