@@ -576,7 +576,7 @@ def test_doctests(name):
         pytest.skip(f"needs {missing.name}")
     found = doctest.testmod(module)
     assert found.failed == 0
-    if name.rsplit(".")[-1] in ("coordinates", "families", "sampling", "module"):
+    if name.rsplit(".")[-1] in ("coordinates", "family", "families", "sampling", "module"):
         assert found.attempted > 0  # the examples are seen at all
 
 
