@@ -76,3 +76,8 @@ def padding(name: str, channels: int):
 
 def close(found, expected, tolerance: tuple[float, float]) -> None:
     torch.testing.assert_close(found, expected, rtol=tolerance[0], atol=tolerance[1], check_dtype=False)
+
+
+def rounded(value: torch.Tensor) -> torch.Tensor:
+    """To bfloat16 and back."""
+    return value.to(torch.bfloat16).to(value.dtype)

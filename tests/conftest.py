@@ -5,18 +5,21 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+from typing import NamedTuple
 
 import pytest
 import torch
 
-if not torch.cuda.is_available():
+CUDA = torch.cuda.is_available()
+NUMBA = importlib.util.find_spec("numba") is not None
+
+if not CUDA:
     # Triton reads it when kernels are defined: its interpreter then runs them on CPU tensors.
     os.environ["TRITON_INTERPRET"] = "1"
 # cuBLAS asks for it before it is first used, where algorithms have to be deterministic.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
-
-NUMBA = importlib.util.find_spec("numba") is not None
+pytest.register_assert_rewrite("fused_cases")  # its asserts say what they compared, as those of tests do
 
 
 def pytest_collection_modifyitems(config, items):
@@ -96,3 +99,55 @@ def poisoned(monkeypatch):
         for guard in pair:
             kept = guard.isnan() if guard.is_floating_point() else guard == poison(guard.dtype)
             assert kept.all(), "something wrote beside a tensor"
+
+
+# The backends of the fused kernels
+
+
+class Backend(NamedTuple):
+    name: str
+    device: str
+
+    @property
+    def interpreted(self) -> bool:
+        return self.name == "triton" and self.device == "cpu"
+
+    def kernels(self):
+        from spatial_transformer.implementations import operators
+
+        return operators.kernels("cuda" if self.name == "triton" else "cpu")
+
+
+@pytest.fixture
+def numba():
+    pytest.importorskip("numba")
+    return Backend("numba", "cpu")
+
+
+@pytest.fixture
+def triton(monkeypatch):
+    pytest.importorskip("triton")
+    if CUDA:
+        return Backend("triton", "cuda")
+    from spatial_transformer.implementations import fused_triton, operators
+
+    assert fused_triton.INTERPRETED
+    monkeypatch.setattr(operators, "kernels", lambda device_type: fused_triton)
+    monkeypatch.setattr(operators, "installed", lambda package: True)
+    return Backend("triton", "cpu")
+
+
+BACKENDS = ("numba", pytest.param("triton", marks=[pytest.mark.gpu] if CUDA else []))
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def deterministic():
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)

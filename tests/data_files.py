@@ -1,4 +1,4 @@
-"""Small SVHN and CUB-200-2011 sets, written in the official formats."""
+"""Small SVHN and CUB-200-2011 sets, written in the official formats; and MNIST, where it is here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from spatial_transformer.experiments.data import birds, places, uci_digits
+from spatial_transformer.experiments.data import birds, mnist, places, uci_digits
 
 
 def pil():
@@ -162,3 +162,13 @@ def made_flock(folder, **shape):
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         write_flock(folder, **shape)
         return birds.load(folder, say=lambda line: None)
+
+
+# MNIST
+
+
+def mnist_here():
+    try:
+        return mnist.load(download=False)
+    except (FileNotFoundError, ImportError) as error:
+        pytest.skip(str(error))

@@ -21,6 +21,7 @@ LEVELS = [
     {"module", "export", "info"},
     {"localisers", "sampling"},
     {"families", "control_points", "implementations", "checks"},
+    {"family"},
     {"antialias", "matrices"},
     {"kernels", "coordinates", "modes", "version"},
 ]
@@ -29,9 +30,7 @@ LEVEL = {name: depth for depth, names in enumerate(LEVELS) for name in names}
 # Within a level, only these.
 BESIDE = {
     "export": {"module"},
-    "control_points": {"families"},
-    "checks": {"families", "implementations"},
-    "implementations": {"families"},
+    "checks": {"implementations"},
 }
 
 # Of one implementation by another. ``job`` is what the fused kernels are asked to do, and of the reference
@@ -50,11 +49,11 @@ IMPLEMENTATIONS = {
 # What the fused kernels, and what they share, take of the rest of the library.
 FUSED = {
     "job": {"antialias", "coordinates", "matrices"},
-    "fused_triton": {"families", "matrices"},
+    "fused_triton": {"family", "matrices"},
     "triton_cuts": set(),
-    "gpu": {"families", "kernels", "matrices"},
+    "gpu": {"family", "kernels", "matrices"},
     "fused_numba": set(),
-    "cpu": {"families", "matrices"},
+    "cpu": {"family", "matrices"},
 }
 
 # The parts of the kernels import from left to right, never the other way.
@@ -105,6 +104,7 @@ OWNERS = {
         "implementations/gpu/",
         "implementations/triton_cuts.py",
         "experiments/fast_convolutions_triton.py",
+        "experiments/convolution_kernels/",
         "experiments/descent_triton.py",
         "experiments/data/random_numbers_triton.py",
     ),
@@ -150,7 +150,7 @@ def unit(file: str) -> str:
 
 def test_the_table_names_every_module():
     assert {unit(file) for file in FILES} - {"__init__"} <= set(LEVEL)
-    assert {"families", "sampling", "implementations", "module"} <= {unit(file) for file in FILES}
+    assert {"family", "families", "sampling", "implementations", "module"} <= {unit(file) for file in FILES}
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if file != "__init__.py"])
@@ -252,9 +252,21 @@ def test_every_file_of_pictures_has_its_place():
 @pytest.mark.parametrize("kernels", ["fast_convolutions_triton", "descent_triton"])
 def test_experiments_need_triton_only_when_they_run(kernels):
     """Their kernels are files that nobody imports but by name, when they are first called."""
-    users = {file for file in FILES if any(kernels in parts for parts in own(file))}
-    assert users == set()
-    assert own(f"experiments/{kernels}.py") == set()
+    assert users_of(kernels) == set()
+    parts = {"fast_convolutions_triton": {"convolution_kernels"}}.get(kernels, set())
+    assert {name for _, name, *_ in own(f"experiments/{kernels}.py")} == parts
+
+
+def test_the_kernels_of_convolutions_are_launched_by_one_file():
+    folder = "experiments/convolution_kernels/"
+    outside = {file for file in users_of("convolution_kernels") if not file.startswith(folder)}
+    assert outside == {"experiments/fast_convolutions_triton.py"}
+    kernels = {parts for file in FILES if file.startswith(folder) for parts in own(file)}
+    assert kernels == {("experiments", "convolution_kernels", "products")}
+
+
+def users_of(name: str) -> set[str]:
+    return {file for file in FILES if any(name in parts for parts in own(file))}
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if file.startswith("experiments/data/")])

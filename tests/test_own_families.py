@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_families import DOUBLE, IMPLS, SIZES, close, lattice, named, scattered, some
+from family_cases import DOUBLE, IMPLS, SIZES, close, lattice, named, scattered, some
 
 import spatial_transformer as st
 

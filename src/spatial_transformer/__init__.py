@@ -2,7 +2,8 @@
 
 from .control_points import LearnedBasis, PiecewiseAffine, ThinPlateSpline
 from .export import export_onnx
-from .families import Affine, Attention, Family, Projective, Similarity, Translation
+from .families import Affine, Attention, Projective, Similarity, Translation
+from .family import Family
 from .info import info
 from .kernels import Kernel
 from .localisers import ConvLocaliser, DenseLocaliser, Head

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .antialias import DEFAULT_LIMIT
-from .families import Family
+from .family import Family
 from .implementations import IMPLEMENTATIONS
 from .kernels import KERNELS, PADDINGS, Kernel, Reading
 

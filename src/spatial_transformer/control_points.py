@@ -26,7 +26,7 @@ from .coordinates import (
     ratio,
     span,
 )
-from .families import Family, Source, at_least_float32
+from .family import Family, Source, at_least_float32
 from .matrices import precise_product
 from .modes import capturing, tracing
 

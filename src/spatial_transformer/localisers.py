@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .coordinates import Size
-from .families import Family
+from .family import Family
 
 CONVOLUTIONS = {2: nn.Conv2d, 3: nn.Conv3d}
 MAX_POOLS = {2: nn.MaxPool2d, 3: nn.MaxPool3d}

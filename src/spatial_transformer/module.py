@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from . import checks
 from .control_points import LearnedBasis
 from .coordinates import Size
-from .families import Family
+from .family import Family
 from .kernels import Kernel
 from .localisers import Head
 from .sampling import warp

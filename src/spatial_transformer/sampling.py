@@ -8,7 +8,7 @@ from torch import Tensor
 
 from . import checks
 from .coordinates import Size
-from .families import Family
+from .family import Family
 from .implementations import choose
 from .kernels import Kernel
 

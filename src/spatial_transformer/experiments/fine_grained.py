@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from ..families import Family
+from ..family import Family
 from ..localisers import Head
 from ..module import SpatialTransformer
 from .data.random_numbers import RandomNumbers

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..coordinates import to_pixels
-from ..families import Family
+from ..family import Family
 
 CELLS, ALONG = 8, 33  # squares along each axis, and points of a line
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..families import Family
+from ..family import Family
 from . import networks
 from .spec import Cell
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..families import Family
+from ..family import Family
 
 ON_BIRD, APART, AT_START = "on the bird", "windows apart", "at the start"
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ..control_points import ThinPlateSpline
-from ..families import Affine, Attention, Family, Projective
+from ..families import Affine, Attention, Projective
+from ..family import Family
 from ..localisers import ConvLocaliser, DenseLocaliser
 from ..module import SpatialTransformer
 from .data.random_numbers import BITS, RandomNumbers

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..families import Family
+from ..family import Family
 from . import probes
 from .curves import curves
 from .data.fetch import Say, say

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..families import Family
+from ..family import Family
 from . import pictures, probes
 from .data import birds as cub
 from .data.bird_views import Photographs, Views, photographs

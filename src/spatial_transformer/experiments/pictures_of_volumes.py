@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..coordinates import to_pixels
-from ..families import Family
+from ..family import Family
 from ..sampling import warp
 from . import pictures, tested_digits
 from .cases import cases_title, chosen_cases, write_answers

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..families import Family
+from ..family import Family
 from ..sampling import warp
 from . import probes
 from .data import mnist, uci_digits

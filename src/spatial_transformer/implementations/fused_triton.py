@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..families import settle
+from ..family import settle
 from ..matrices import pixel_factors, precise_product
 from . import triton_cuts
 from .gpu.backward import _backward

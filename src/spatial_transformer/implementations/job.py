@@ -18,7 +18,7 @@ class Job(NamedTuple):
     The tensors of a call:
 
     - image [N, C, *in], any strides, any floating dtype
-    - numbers [N, T, ...] and basis: the transformation, see ``families.Source``. Their dtype, float32 or
+    - numbers [N, T, ...] and basis: the transformation, see ``family.Source``. Their dtype, float32 or
       float64, is the one that coordinates, weights and sums are computed in.
     - fill [C] in that dtype, for the padding "fill" alone
     - output and cotangent [N, T, C, *size] in the image's dtype
@@ -28,7 +28,7 @@ class Job(NamedTuple):
     before views of them are made.
     """
 
-    kind: str  # of families.Source
+    kind: str  # of family.Source
     size: tuple[int, ...]  # of the output
     kernel: str  # "nearest", "bilinear" or "bicubic"
     padding: str  # one of kernels.PADDINGS, or "fill"

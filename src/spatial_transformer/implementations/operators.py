@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..antialias import footprints, grid_jacobian
 from ..coordinates import Size, axes, pixel_axes, ratio, span
-from ..families import Family, Source, settle
+from ..family import Family, Source, settle
 from ..kernels import KERNELS, NAMES, Reading
 from ..matrices import pixel_slopes, precise_product, source_pixels
 from ..modes import exporting, function_transform, opaque, outside

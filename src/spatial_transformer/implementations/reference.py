@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..antialias import footprints, grid_jacobian, widened_taps
 from ..coordinates import Size, pixel_axes, span
-from ..families import Family, settle
+from ..family import Family, settle
 from ..kernels import Reading
 from ..modes import function_transform
 

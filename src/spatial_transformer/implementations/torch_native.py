@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..coordinates import Size, pixel_axes
-from ..families import Family, settle
+from ..family import Family, settle
 from ..kernels import Reading
 from ..matrices import homogeneous_grid
 from ..modes import function_transform

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ... import families, sampling
+from ...family import Family
 from .distortions import DIGIT, Drawn, one_of
 from .random_numbers import RandomNumbers
 
@@ -26,7 +27,7 @@ class Translated:
 
     size: int = COLOCALISED_SIZE
 
-    family: ClassVar[families.Family] = families.Attention()
+    family: ClassVar[Family] = families.Attention()
 
     def draw(self, count: int, random: RandomNumbers, *, dtype: torch.dtype = torch.float32) -> Drawn:
         place = below(self.size - DIGIT + 1, random.uniform(count, 2))
@@ -64,7 +65,7 @@ class Cluttered:
     # 1 ("sum"), or the last one covers what was there ("cover").
     combine: str = "maximum"
 
-    family: ClassVar[families.Family] = families.Attention()
+    family: ClassVar[Family] = families.Attention()
 
     def __post_init__(self) -> None:
         one_of("combine", self.combine, ("maximum", "sum", "cover"))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ... import control_points, coordinates, families, sampling
+from ...family import Family
 from .constants import kept
 from .random_numbers import RandomNumbers, to_normal
 
@@ -44,7 +45,7 @@ class Distortion(Protocol):
     """Draws numbers for batches of digits, and applies them."""
 
     @property
-    def family(self) -> families.Family: ...
+    def family(self) -> Family: ...
 
     def draw(self, count: int, random: RandomNumbers, *, dtype: torch.dtype = torch.float32) -> Drawn:
         """Numbers for so many images."""
@@ -64,7 +65,7 @@ class Rotated:
     degrees: float = 90.0  # at most, to either side
     size: int = DIGIT  # of the canvas
 
-    family: ClassVar[families.Family] = families.Affine()
+    family: ClassVar[Family] = families.Affine()
 
     def draw(self, count: int, random: RandomNumbers, *, dtype: torch.dtype = torch.float32) -> Drawn:
         most = math.radians(self.degrees)
@@ -92,7 +93,7 @@ class RotatedTranslatedScaled:
     # frame"), or wherever a frame of 28 px would, whatever the scale ("frame").
     placement: str = "scaled frame"
 
-    family: ClassVar[families.Family] = families.Affine()
+    family: ClassVar[Family] = families.Affine()
 
     def __post_init__(self) -> None:
         one_of("placement", self.placement, ("scaled frame", "frame"))
@@ -125,7 +126,7 @@ class Projected:
     # How they move: along both axes, or by one number along the diagonal.
     along: str = "axes"
 
-    family: ClassVar[families.Family] = families.Projective()
+    family: ClassVar[Family] = families.Projective()
 
     def __post_init__(self) -> None:
         one_of("direction", self.direction, ("pull", "push"))
@@ -242,7 +243,7 @@ class Added:
 
     each: RotatedTranslatedScaled = field(default_factory=RotatedTranslatedScaled)
 
-    family: ClassVar[families.Family] = families.Affine()
+    family: ClassVar[Family] = families.Affine()
 
     def draw(self, count: int, random: RandomNumbers, *, dtype: torch.dtype = torch.float32) -> Drawn:
         """As for twice as many digits; every number has an axis of 2 after the batch's."""

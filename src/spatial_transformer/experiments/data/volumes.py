@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ... import families, sampling
+from ...family import Family
 from .constants import kept
 from .distortions import DIGIT, Drawn
 from .random_numbers import RandomNumbers
@@ -31,7 +32,7 @@ class Volumes:
     degrees: float = 45.0  # at most, to either side, about each of x, y, z in turn
     impl: str = "auto"  # as in ``warp``
 
-    family: ClassVar[families.Family] = families.Affine(3)
+    family: ClassVar[Family] = families.Affine(3)
 
     def draw(self, count: int, random: RandomNumbers, *, dtype: torch.dtype = torch.float32) -> Drawn:
         uniform = 2 * random.uniform(count, 6).to(dtype) - 1

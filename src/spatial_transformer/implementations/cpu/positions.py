@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ...families import HUGE
+from ...family import HUGE
 from ...matrices import HORIZON
 from ..reference import FAR
 from .jit import jit
@@ -29,7 +29,7 @@ from .plan import (
 
 @jit
 def settled(number: float) -> float:
-    """Of ``families.settle``."""
+    """Of ``family.settle``."""
     huge = type(number)(HUGE)
     if number != number:
         return type(number)(0)

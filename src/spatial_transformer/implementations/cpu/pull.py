@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ...families import HUGE
+from ...family import HUGE
 from ..reference import FAR
 from .aim import aim_row, run_end
 from .jit import jit, jit_blend, jit_sum

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from ...families import HUGE
+from ...family import HUGE
 from ...kernels import CUBIC
 from ...matrices import HORIZON
 from ..reference import FAR
