@@ -32,12 +32,15 @@ def made_up(name, theta, predictions=(), steps=(), thetas=None):
     dim = theta.shape[1]
     thetas = np.zeros((0, 0, dim), np.float16) if thetas is None else thetas
     probe = probes.Probe(np.array(predictions, np.uint8), theta, np.array(steps, np.int64), thetas)
-    return Trained(cell, results.Result(None, record_of(cell, 0, 1.0, []), {}), probe)
+    return Trained(results.Result(None, record_of(cell, 0, 1.0, []), cell), probe)
 
 
 def jobs_of(experiment, names, changed, folder):
     """Those cells with changed settings, to be trained on the packaged digits into a folder."""
     cells = {cell.name: cell for cell in experiment.cells}
-    settings = dataclasses.replace(experiment.settings, **changed)
-    chosen = [dataclasses.replace(cells[name], settings=settings) for name in names]
-    return engine.jobs(chosen, [0], folder, folder / "runs", {**changed, "digits": "UCI-digits"})
+    chosen = [
+        dataclasses.replace(cells[name], settings=dataclasses.replace(cells[name].settings, **changed))
+        for name in names
+    ]
+    named = {**changed, "digits": "UCI-digits"}
+    return engine.jobs(chosen, [0], folder, folder / "runs", lambda cell: named)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -78,18 +79,15 @@ def test_an_experiment_names_its_departures_and_known_data(experiment):
     assert any("omentum" in sentence for sentence in experiment.departures)
     assert {data.kind for data in experiment.data} <= set(KINDS)
     if experiment is not volumes.EXPERIMENT:  # the text says nothing of how it is trained
-        usual, own = DigitSettings(), experiment.settings
-        changed = {
-            field.name: getattr(own, field.name)
-            for field in dataclasses.fields(usual)
-            if getattr(usual, field.name) != getattr(own, field.name)
-        }
-        said = {
-            "parameters": f"Networks have {own.parameters:,} parameters",
-            "learning_rate": f"The learning rate starts at {own.learning_rate:g}",
-            "localiser_rate": f"ocalisers learn at {own.localiser_rate:g} of",
-        }
-        assert all(any(said[name] in sentence for sentence in experiment.departures) for name in changed)
+        usual = vars(DigitSettings())
+        for own in (experiment.settings, *experiment.own_settings.values()):
+            said = {
+                "parameters": f"Networks have {own.parameters:,} parameters",
+                "learning_rate": f"learning rate (starts at|of) {own.learning_rate:g}",
+                "localiser_rate": f"ocalisers learn at {own.localiser_rate:g} of",
+            }
+            for name in (name for name, value in vars(own).items() if value != usual[name]):
+                assert any(re.search(said[name], sentence) for sentence in experiment.departures), name
 
 
 # Networks

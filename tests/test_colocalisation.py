@@ -354,7 +354,9 @@ def test_the_error_is_of_boxes_that_overlap_too_little(digits):
 @pytest.fixture
 def trained(digits):
     """Records and probes of two cells."""
-    jobs = engine.jobs([small("T84/3"), small("TC84/3")], [0], Path("results"), Path("runs"), SHORT)
+    jobs = engine.jobs(
+        [small("T84/3"), small("TC84/3")], [0], Path("results"), Path("runs"), lambda cell: SHORT
+    )
     outcome = engine.train(jobs, digits, CPU, at_once=2)
     assert [record.status for record in outcome.records] == ["done", "done"]
     return jobs
@@ -393,8 +395,8 @@ def test_the_table_prints_accuracies(tmp_path):
 
 def test_pictures_show_the_boxes_of_the_probe(trained, digits):
     job = trained[0]
-    result = results.Result(job.record, records.read(job.record), {})
-    one = pictures.Trained(job.cell, result, probes.read(probes.path_of(job.record)))
+    result = results.Result(job.record, records.read(job.record), job.cell)
+    one = pictures.Trained(result, probes.read(probes.path_of(job.record)))
     images, truth = pictures_of_boxes.shown(one, digits)
     made = pictures_of_boxes.boxes(one, images, truth)
     first = [patch.get_bbox().extents.tolist() for patch in made.axes[0].patches]

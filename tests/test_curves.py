@@ -10,7 +10,7 @@ from spatial_transformer.experiments.records import Point
 
 
 def run_of(name, seed, curve, error=2.0, **fields):
-    return results.Result(None, record_of(CELLS[name], seed, error, curve, **fields), {})
+    return results.Result(None, record_of(CELLS[name], seed, error, curve, **fields), CELLS[name])
 
 
 def test_curves_are_the_records():

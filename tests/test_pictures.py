@@ -67,7 +67,7 @@ def test_the_base_network_is_of_the_same_seed_and_has_not_failed(tmp_path):
     for seed, failed in ((0, "nan"), (1, None), (2, None)):
         path = tmp_path / f"{seed}.json"
         status = {"status": "failed" if failed else "done", "reason": failed}
-        runs.append(results.Result(path, record_of(CELLS[WITHOUT], seed, 1.0, [], **status), {}))
+        runs.append(results.Result(path, record_of(CELLS[WITHOUT], seed, 1.0, [], **status), CELLS[WITHOUT]))
         probes.write(probes.of(torch.tensor([seed]), torch.zeros(1, 0), []), probes.path_of(path))
     for count, seed in ((3, 2), (2, 1)):
         name, answers = pictures.base_of(one, {WITHOUT: runs[:count]})

@@ -56,8 +56,8 @@ def trained(digits, tmp_path_factory):
 @pytest.fixture(scope="module")
 def one(trained):
     path = trained[1]
-    result = results.Result(path, records.read(path), CHANGED)
-    return Trained(CELLS[WITH], result, probes.read(probes.path_of(path)))
+    result = results.Result(path, records.read(path), CELLS[WITH])
+    return Trained(result, probes.read(probes.path_of(path)))
 
 
 @pytest.fixture(scope="module")

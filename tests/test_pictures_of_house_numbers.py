@@ -64,7 +64,7 @@ def numbers(folder):
 
 def trained(folder, name):
     (result,) = (one for one in results.of(EXPERIMENT, folder / "results") if one.record.cell == name)
-    return Trained(CELLS[name], result, probes.read(probes.path_of(result.path)))
+    return Trained(result, probes.read(probes.path_of(result.path)))
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def one(trained, digits):
     truth = st.Affine().inverse(fixed_set("addition", digits).drawn.theta)  # [N, 2, 6]
     probe = probe._replace(theta=truth.flip(1).flatten(1).half().numpy())
     record = dataclasses.replace(records.read(trained[1]), status="done", reason=None)
-    return pictures.Trained(CELLS[NAME], results.Result(trained[1], record, CHANGED), probe)
+    return pictures.Trained(results.Result(trained[1], record, CELLS[NAME]), probe)
 
 
 def test_the_record_and_the_probe_of_a_pair(trained):
@@ -97,7 +97,7 @@ def test_cases_show_both_channels_and_what_each_transformer_gives(one, digits):
 def test_a_single_transformer_has_all_of_its_grid(digits, one):
     single = CELLS["addition/ST-FCN spline"]
     theta = st.ThinPlateSpline((4, 4)).identity().half().numpy()[None].repeat(300, 0)
-    other = one._replace(cell=single, probe=one.probe._replace(theta=theta))
+    other = one._replace(result=one.result._replace(cell=single), probe=one.probe._replace(theta=theta))
     made = pairs.cases(other, pairs.seen(other, digits), None)
     assert len(made.axes) == 4 * 8
     assert len(made.axes[0].lines) == 10

@@ -49,8 +49,8 @@ def test_cases_show_volumes_boxes_and_projections(trained, digits):
     fixed = fixed_sets.fixed_set("3D", digits, count=20)
     back = st.Affine(3).inverse(fixed.drawn.theta)
     probe = probe._replace(theta=back.half().numpy())
-    result = results.Result(trained[1], records.read(trained[1]), CHANGED)
-    one = pictures.Trained(CELLS["3D/ST-CNN"], result, probe)
+    result = results.Result(trained[1], records.read(trained[1]), CELLS["3D/ST-CNN"])
+    one = pictures.Trained(result, probe)
     shown = volumes.seen(one, digits)
     assert shown.before.shape == (20, 1, 60, 60, 60)
     made = volumes.cases(one, shown, None)
@@ -87,10 +87,10 @@ def test_edges_of_a_box():
 
 def test_a_probe_of_other_digits_is_named(trained, digits):
     probe = probes.read(probes.path_of(trained[1]))
-    result = results.Result(trained[1], records.read(trained[1]), CHANGED)
+    result = results.Result(trained[1], records.read(trained[1]), CELLS["3D/ST-CNN"])
     probe = probe._replace(predictions=probe.predictions[:10])
     with pytest.raises(probes.ProbeError, match="it has 10 predictions, not 300"):
-        volumes.seen(pictures.Trained(CELLS["3D/ST-CNN"], result, probe), digits)
+        volumes.seen(pictures.Trained(result, probe), digits)
 
 
 def test_the_command(trained, tmp_path, capsys):

@@ -21,7 +21,7 @@ def put(folder, cell, error, seed=0, experiment=DISTORTED, changed=None, **field
     """A made-up record, where the engine would put it."""
     changed = changed or {}
     named = {one.name: one for one in experiment.cells}
-    settings = dataclasses.replace(experiment.settings, **changed)
+    settings = dataclasses.replace(named[cell].settings, **changed)
     given = {
         "experiment": experiment.name, "cell": cell, "seed": seed, "status": "done", "reason": None,
         "error": error, "paper": named[cell].paper, "digits": "MNIST", "steps": settings.steps,
@@ -168,11 +168,37 @@ def test_a_setting_that_is_not_known_is_a_changed_one(tmp_path):
 
 def test_a_record_older_than_a_setting_has_its_default():
     """And that is not what the experiment has, where it was changed since."""
-    older = dataclasses.asdict(DISTORTED.settings)
+    cell = next(cell for cell in DISTORTED.cells if cell.name == "R/ST-FCN affine")
+    older = dataclasses.asdict(cell.settings)
     del older["localiser_rate"]
-    assert results.changed(older, DISTORTED.settings) == {}
-    slower = dataclasses.replace(DISTORTED.settings, localiser_rate=0.3)
+    assert results.changed(older, cell) == {}
+    slower = dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, localiser_rate=0.3))
     assert results.changed(older, slower) == {"localiser_rate": 1.0}
+
+
+def test_settings_of_localisers_are_nothing_to_a_network_without_one(tmp_path):
+    put(tmp_path, "R/FCN", 2.0, changed={"localiser_rate": 0.5})
+    put(tmp_path, "R/ST-FCN affine", 1.0, changed={"localiser_rate": 0.5})
+    assert row(made(tmp_path), "FCN")["R"] == "**2.00** (1) / 2.1"
+    assert row(made(tmp_path), "ST-FCN affine")["R"] == "- / 1.2"
+    both = made(tmp_path, wanted=results.asked(DISTORTED, {"localiser_rate": 0.5}, "MNIST"))
+    assert row(both, "FCN")["R"] == "**2.00** (1) / 2.1"
+    assert row(both, "ST-FCN affine")["R"] == "**1.00** (1) / 1.2"
+
+
+def test_models_with_settings_of_their_own(tmp_path):
+    """Options are what a cell was trained with, whether it has them so anyway or not."""
+    put(tmp_path, "R/FCN", 2.0)  # at 0.04
+    put(tmp_path, "R/FCN", 3.0, changed={"learning_rate": 0.01})
+    put(tmp_path, "R/ST-FCN affine", 1.0)  # at 0.01
+    put(tmp_path, "R/ST-FCN affine", 4.0, changed={"learning_rate": 0.04})
+    at = {rate: results.asked(DISTORTED, {"learning_rate": rate}, "MNIST") for rate in (0.01, 0.04)}
+    for name, errors in {"FCN": ["2.00", "3.00", "2.00"], "ST-FCN affine": ["1.00", "1.00", "4.00"]}.items():
+        tables = [made(tmp_path, wanted=wanted) for wanted in (None, at[0.01], at[0.04])]
+        assert [row(table, name)["R"].split()[0].strip("*") for table in tables] == errors
+    assert results.asked(DISTORTED, {"steps": 150_000}, "MNIST") == Wanted({}, "MNIST")
+    with_options = made(tmp_path, wanted=at[0.01])
+    assert "Not the paper's settings or digits: learning_rate=0.01." in with_options
 
 
 def test_what_is_no_record_is_refused_by_name(tmp_path):

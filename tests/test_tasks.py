@@ -41,6 +41,7 @@ def test_help_has_the_settings_of_each_experiment(capsys):
             f"{name}={value}" for name, value in dataclasses.asdict(experiment.settings).items()
         )
         assert f"{experiment.name}: {known}" in said
+    assert "FCN: learning_rate=0.04; CNN: learning_rate=0.04" in said
 
 
 @EACH

@@ -230,16 +230,16 @@ def jobs(
     seeds: Sequence[int],
     results: Path,
     checkpoints: Path,
-    changed: Mapping[str, Any] | None = None,
+    changed: Callable[[Cell], Mapping[str, Any]] = lambda cell: {},
 ) -> list[Job]:
     """A job for each cell and seed, with its places.
 
-    changed: what sets these runs apart from those of the table, by name.
+    changed: what sets a cell's run apart from that of the table, by name.
     """
     found = []
     for seed in seeds:
         for cell in cells:
-            record = records.path_of(results, cell.experiment, cell.name, seed, dict(changed or {}))
+            record = records.path_of(results, cell.experiment, cell.name, seed, dict(changed(cell)))
             checkpoint = checkpoints / cell.experiment / f"{record.stem}.checkpoint.safetensors"
             found.append(Job(cell, seed, record, checkpoint))
     return found

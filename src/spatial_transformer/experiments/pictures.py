@@ -26,11 +26,14 @@ class PictureError(ValueError):
 
 
 class Trained(NamedTuple):
-    """A cell with a transformer, a run of it, and what its network did with the test images."""
+    """A run of a cell with a transformer, and what its network did with the test images."""
 
-    cell: Cell
     result: Result
     probe: Probe
+
+    @property
+    def cell(self) -> Cell:
+        return self.result.cell
 
     @property
     def family(self) -> Family:
@@ -148,7 +151,7 @@ def opened(cell: Cell, results: Sequence[Result], say: Say) -> Trained | None:
             numbers = cell.model.transformers * family_of(cell.model, cell.data).num_params
             if probe.theta.shape[1] != numbers:
                 raise probes.ProbeError(f"{path} is no probe of {cell.name}: theta is {probe.theta.shape}")
-            return Trained(cell, result, probe)
+            return Trained(result, probe)
         else:
             say(f"{path} is not here: there are no pictures of {cell.name}, seed {result.record.seed}")
     return None

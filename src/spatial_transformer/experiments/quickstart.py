@@ -67,7 +67,7 @@ def run(given: argparse.Namespace) -> int:
         record = errors[name]
         error = f"{record.error:5.2f} % wrong" if record.status == "done" else f"failed: {record.reason}"
         print(f"  {what + ' a spatial transformer':<30} {error}, {duration(record.seconds)}")
-    wanted = results.Wanted(results.changed(dataclasses.asdict(settings), experiment.settings), digits.name)
+    wanted = results.asked(experiment, dataclasses.asdict(settings), digits.name)
     made = pictures_of_digits.draw(
         experiment,
         cells,

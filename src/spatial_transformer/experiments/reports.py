@@ -81,8 +81,9 @@ def asked(experiment: Experiment, given: Sequence[str], digits: str | None) -> W
     if digits is not None and experiment.task.data not in DIGITS.values():
         raise ValueError(f"{experiment.name} is of {experiment.task.data}, and has no --digits {digits}")
     data = experiment.task.data if digits is None else DIGITS[digits]
-    settings = experiment.settings.changed(catalogue.assignments(given))
-    return Wanted(results.changed(vars(settings), experiment.settings), data)
+    changes = catalogue.assignments(given)
+    settings = vars(experiment.settings.changed(changes))
+    return results.asked(experiment, {name: settings[name] for name in changes}, data)
 
 
 def table(

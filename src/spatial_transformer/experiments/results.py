@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from . import records
 from .data import uci_digits
 from .records import Record, RecordError
-from .spec import Cell, Experiment, Settings
+from .spec import Cell, Experiment
 
 
 class Result(NamedTuple):
@@ -18,7 +18,12 @@ class Result(NamedTuple):
 
     path: Path
     record: Record
-    changed: dict[str, Any]  # settings
+    cell: Cell  # as the experiment has it
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """Settings."""
+        return changed(self.record.settings, self.cell)
 
     @property
     def digits(self) -> str:
@@ -29,11 +34,12 @@ class Result(NamedTuple):
 class Wanted(NamedTuple):
     """Which records count."""
 
-    changed: Mapping[str, Any]  # settings
+    changed: Mapping[str, Any]  # settings, for those cells that do not have them so anyway
     digits: str
 
     def counts(self, result: Result) -> bool:
-        return result.changed == self.changed and result.digits == self.digits
+        settings = dataclasses.asdict(result.cell.settings) | dict(self.changed)
+        return result.changed == changed(settings, result.cell) and result.digits == self.digits
 
     @property
     def options(self) -> str:
@@ -55,24 +61,42 @@ def assigned(changed: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in sorted(changed.items()))
 
 
-def changed(settings: Mapping[str, Any], usual: Settings) -> dict[str, Any]:
-    """Those settings that are not the usual ones. A record that is older than a setting has its default: what
-    was done before there was a choice."""
-    known = dataclasses.asdict(usual)
-    given = {field.name: field.default for field in dataclasses.fields(usual)} | dict(settings)
-    return {name: value for name, value in given.items() if name not in known or value != known[name]}
+def asked(experiment: Experiment, settings: Mapping[str, Any], digits: str) -> Wanted:
+    """The records of runs with some settings; those that all cells have anyway are not said."""
+    usual = [vars(cell.settings) for cell in experiment.cells]
+    return Wanted(
+        {
+            name: value
+            for name, value in settings.items()
+            if any(name not in known or value != known[name] for known in usual)
+        },
+        digits,
+    )
+
+
+def changed(settings: Mapping[str, Any], cell: Cell) -> dict[str, Any]:
+    """Those settings that are not the cell's own. A record that is older than a setting has its default: what
+    was done before there was a choice. Without a transformer those of localisers are as good as any."""
+    known = dataclasses.asdict(cell.settings)
+    given = {field.name: field.default for field in dataclasses.fields(cell.settings)} | dict(settings)
+    localises = cell.model.transformer is not None
+    return {
+        name: value
+        for name, value in given.items()
+        if (name not in known or value != known[name]) and (localises or not name.startswith("localiser_"))
+    }
 
 
 def of(experiment: Experiment, folder: Path) -> list[Result]:
     """All results of an experiment. What is no record of it, or is there twice, is refused by name."""
-    cells = {cell.name for cell in experiment.cells}
+    cells = {cell.name: cell for cell in experiment.cells}
     found = []
     seen: dict[tuple[Any, ...], Path] = {}
     for path in records.paths(experiment.name, folder):
         record = records.read(path)
         if record.experiment != experiment.name or record.cell not in cells:
             raise RecordError(f"{path} is of {record.experiment} {record.cell}, no cell of {experiment.name}")
-        result = Result(path, record, changed(record.settings, experiment.settings))
+        result = Result(path, record, cells[record.cell])
         run = (record.cell, record.seed, record.digits, assigned(result.changed))
         if run in seen:
             raise RecordError(f"{path} is of the same run as {seen[run]}: {record.cell}, seed {record.seed}")

@@ -162,6 +162,7 @@ class Experiment:
     left_out: tuple[str, ...] = ()  # of all rows and columns, the names of cells that it does not have
     task: Task = DIGITS
     settings: Settings = DigitSettings()
+    own_settings: Mapping[str, Settings] = dataclasses.field(default_factory=dict)  # of some models, by name
     claims: tuple[Claim, ...] = ()
     prints: str = "error"  # what its table has, in percent; "accuracy": 100 less the error
     # What is measured of the test set besides the error (``measures``): its name in records -> what it says.
@@ -172,8 +173,11 @@ class Experiment:
     @property
     def cells(self) -> list[Cell]:
         return [
-            Cell(self.name, model, data, self.settings, self.paper.get(name), self.task)
+            Cell(self.name, model, data, self.settings_of(model), self.paper.get(name), self.task)
             for data in self.data
             for model in self.models
             if (name := f"{data.kind}/{model.name}") not in self.left_out
         ]
+
+    def settings_of(self, model: Model) -> Settings:
+        return self.own_settings.get(model.name, self.settings)

@@ -77,6 +77,9 @@ def epilog() -> str:
     lines = ["settings and what they are if not given:"]
     for experiment in EXPERIMENTS.values():
         known = ", ".join(f"{name}={value}" for name, value in vars(experiment.settings).items())
+        for model, settings in experiment.own_settings.items():
+            own = dict(vars(settings).items() - vars(experiment.settings).items())
+            known += f"; {model}: {results.assigned(own)}"
         lines += textwrap.wrap(
             f"{experiment.name}: {known}", 100, initial_indent="  ", subsequent_indent="    "
         )
@@ -88,9 +91,9 @@ def run(given: argparse.Namespace) -> int:
     """Trains, and gives the exit status."""
     deadline = time.monotonic() + given.time_limit
     experiment, changes = EXPERIMENTS[given.experiment], assignments(given.settings)
-    settings = experiment.settings.changed(changes)
     cells = [
-        dataclasses.replace(cell, settings=settings) for cell in chosen(experiment, given.model, given.data)
+        dataclasses.replace(cell, settings=cell.settings.changed(changes))
+        for cell in chosen(experiment, given.model, given.data)
     ]
     data = tasks.loaded(cells[0], given.digits, given.data_dir)
     jobs = wanted(cells, data, given)
@@ -134,10 +137,12 @@ def jobs_of(
     cells: Sequence[Cell], data: Dataset, seeds: Sequence[int], folder: Path, runs: Path
 ) -> list[engine.Job]:
     """A job for each cell and seed; what sets these runs apart from those of the table is in their names."""
-    usual = EXPERIMENTS[cells[0].experiment].settings
-    changed = results.changed(dataclasses.asdict(cells[0].settings), usual)
-    if data.name != cells[0].task.data:
-        changed["digits"] = re.sub(r"\W+", "-", data.name)
+    usual = {cell.name: cell for cell in EXPERIMENTS[cells[0].experiment].cells}
+    other = {"digits": re.sub(r"\W+", "-", data.name)} if data.name != cells[0].task.data else {}
+
+    def changed(cell: Cell) -> dict[str, Any]:
+        return results.changed(dataclasses.asdict(cell.settings), usual[cell.name]) | other
+
     return engine.jobs(cells, seeds, folder, runs, changed)
 
 
