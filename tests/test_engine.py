@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import math
 import os
 import signal
@@ -189,7 +190,7 @@ def test_a_cell_that_is_done_is_free_again(digits):
     seen = []
 
     class Watcher(Lines):
-        def ended(self, record):
+        def ended(self, job, record):
             other = filelock.FileLock(first.lock)
             with other.acquire(timeout=0):
                 seen.append(record.cell)
@@ -395,6 +396,25 @@ def test_records_of_changed_runs_are_told_apart():
     assert all("digits=UCI-digits" in path.name for path in Path("results").rglob("*.json"))
 
 
+def test_several_values_of_settings(capsys):
+    """Each combination is a run; those that differ in nothing to a network are one."""
+    models = ["--model", "FCN", "--model", "ST-FCN affine"]
+    given = [*small(learning_rate="0.01,0.02", steps="20,30"), "localiser_rate=0.1,1"]
+    assert main([*TRAIN, *models, *given, "--at-once", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "R/ST-FCN affine, seed 0, steps=20 learning_rate=0.02 localiser_rate=0.1: begins" in out
+    assert "[12 of 12]" in out
+    found = [records.read(path) for path in Path("results").rglob("*.json")]
+    names = ("steps", "learning_rate", "localiser_rate")
+    runs = sorted((record.cell, *(record.settings[name] for name in names)) for record in found)
+    assert runs == [
+        *(("R/FCN", steps, rate, 0.1) for steps in (20, 30) for rate in (0.01, 0.02)),
+        *(("R/ST-FCN affine", *of) for of in itertools.product((20, 30), (0.01, 0.02), (0.1, 1.0))),
+    ]
+    assert main([*TRAIN, *models, *given]) == 0
+    assert "every cell has its record" in capsys.readouterr().out
+
+
 def test_failed_runs_and_again(capsys):
     options = ["--model", "FCN", *small(learning_rate=1e9)]
     assert main([*TRAIN, *options]) == 1
@@ -418,6 +438,7 @@ def test_a_time_limit(capsys):
     ("arguments", "message"),
     [
         (["step=3"], "there is no setting 'step'; did you mean steps?"),
+        (["steps=3,,4"], "steps must be a whole number, got ''"),
         (["steps=many"], "steps must be a whole number, got 'many'"),
         (["steps"], "a setting must be given as KEY=VALUE, got 'steps'"),
         (["--model", "ST-FCN afine"], "did you mean ST-FCN affine?"),

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from .catalogue import EXPERIMENTS
-from .engine import Training, Watcher
+from .engine import Job, Training, Watcher
 from .extra import extra
 from .records import Record
 
@@ -56,9 +56,8 @@ def duration(seconds: float) -> str:
     return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
-def result(record: Record) -> str:
-    """A record in a line."""
-    name = f"{record.cell}, seed {record.seed}"
+def result(name: str, record: Record) -> str:
+    """A run and its record in a line."""
     if record.status == "failed":
         return f"{name}: FAILED, {record.reason}"
     usual = EXPERIMENTS[record.experiment].task.data
@@ -96,9 +95,9 @@ class Lines(AbstractContextManager["Lines"]):
             self.say(f"{training.job.name}: {standing(training)}")
         self.say(f"{self.pace}, {self.pace.images(under_way)}, {self.pace.left(under_way)} left")
 
-    def ended(self, record: Record) -> None:
+    def ended(self, job: Job, record: Record) -> None:
         self.done += 1
-        self.say(f"{result(record)} [{self.done} of {self.total}]")
+        self.say(f"{result(job.name, record)} [{self.done} of {self.total}]")
 
 
 def standing(training: Training) -> str:
@@ -132,10 +131,10 @@ class Table(AbstractContextManager["Table"]):
         self.under_way = list(under_way)
         self.pace.went_on(under_way, steps, seconds)
 
-    def ended(self, record: Record) -> None:
+    def ended(self, job: Job, record: Record) -> None:
         self.ended_records.append(record)
         style = "red" if record.status == "failed" else "green"
-        self.live.console.print(extra("rich.text").Text(result(record), style=style))
+        self.live.console.print(extra("rich.text").Text(result(job.name, record), style=style))
 
     def drawn(self) -> Any:
         table = extra("rich.table").Table(box=None, pad_edge=False)

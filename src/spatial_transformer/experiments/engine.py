@@ -41,9 +41,14 @@ class Job(NamedTuple):
     seed: int
     record: Path
     checkpoint: Path
+    variant: str = ""  # what sets it apart from others of the same cell and seed
 
     @property
     def name(self) -> str:
+        return f"{self.run}, {self.variant}" if self.variant else self.run
+
+    @property
+    def run(self) -> str:
         return f"{self.cell.name}, seed {self.seed}"
 
     @property
@@ -64,7 +69,7 @@ class Training:
         how = tasks.TASKS[job.cell.task.name]
         self.job, self.run = job, how.run(job.cell, job.seed, data, device, job.checkpoint.parent)
         self.identity = {
-            "cell": f"{job.cell.experiment} {job.name}",
+            "cell": f"{job.cell.experiment} {job.run}",
             "digits": self.run.trained_on,
             **dataclasses.asdict(job.cell.settings),
         }
@@ -200,7 +205,7 @@ class Watcher(Protocol):
     def went_on(self, under_way: Sequence[Training], steps: int, seconds: float) -> None:
         """All took so many steps in so much time."""
 
-    def ended(self, record: Record) -> None:
+    def ended(self, job: Job, record: Record) -> None:
         """A job is done, or has failed."""
 
 
@@ -213,7 +218,7 @@ class Nobody:
     def went_on(self, under_way: Sequence[Training], steps: int, seconds: float) -> None:
         pass
 
-    def ended(self, record: Record) -> None:
+    def ended(self, job: Job, record: Record) -> None:
         pass
 
 
@@ -232,17 +237,29 @@ def jobs(
     checkpoints: Path,
     changed: Callable[[Cell], Mapping[str, Any]] = lambda cell: {},
 ) -> list[Job]:
-    """A job for each cell and seed, with its places.
+    """A job for each cell and seed, with its places; cells with the same place are one.
 
     changed: what sets a cell's run apart from that of the table, by name.
     """
-    found = []
+    found = {}
+    names = varied(cells)
     for seed in seeds:
         for cell in cells:
             record = records.path_of(results, cell.experiment, cell.name, seed, dict(changed(cell)))
             checkpoint = checkpoints / cell.experiment / f"{record.stem}.checkpoint.safetensors"
-            found.append(Job(cell, seed, record, checkpoint))
-    return found
+            variant = " ".join(f"{name}={getattr(cell.settings, name)}" for name in names)
+            found.setdefault(record, Job(cell, seed, record, checkpoint, variant))
+    return list(found.values())
+
+
+def varied(cells: Sequence[Cell]) -> list[str]:
+    """The settings in which some cells differ from others of the same name."""
+    first = {cell.name: vars(cell.settings) for cell in reversed(cells)}
+    return [
+        name
+        for name in vars(cells[0].settings)
+        if any(vars(cell.settings)[name] != first[cell.name][name] for cell in cells)
+    ]
 
 
 def train(
@@ -334,7 +351,7 @@ class Trainer(ExitStack):
         self.under_way.remove(training)
         self.locks.pop(training.job.record).release()
         self.together = None
-        self.watcher.ended(self.records[-1])
+        self.watcher.ended(training.job, self.records[-1])
 
     def advance(self) -> float:
         """Some steps of all, as many as take about ``PATIENCE``. Seconds"""

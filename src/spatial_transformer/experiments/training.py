@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import math
 import re
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,13 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("experiment", choices=EXPERIMENTS, metavar="EXPERIMENT", help=", ".join(EXPERIMENTS))
-    parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE", help="a setting to change")
+    parser.add_argument(
+        "settings",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting to change; KEY=VALUE,VALUE trains with each",
+    )
     parser.add_argument("--model", action="append", default=[], help="only this row; can be repeated")
     parser.add_argument("--data", action="append", default=[], help="only this column; can be repeated")
     parser.add_argument("--seed", type=seeds, default=[0], help="such as 0 or 0,1,2 (0 if not given)")
@@ -92,7 +99,8 @@ def run(given: argparse.Namespace) -> int:
     deadline = time.monotonic() + given.time_limit
     experiment, changes = EXPERIMENTS[given.experiment], assignments(given.settings)
     cells = [
-        dataclasses.replace(cell, settings=cell.settings.changed(changes))
+        dataclasses.replace(cell, settings=cell.settings.changed(variant))
+        for variant in variants(changes)
         for cell in chosen(experiment, given.model, given.data)
     ]
     data = tasks.loaded(cells[0], given.digits, given.data_dir)
@@ -122,6 +130,16 @@ def run(given: argparse.Namespace) -> int:
     if outcome.left or outcome.busy:
         return UNFINISHED
     return FAILED if any(record.status == "failed" for record in outcome.records) else 0
+
+
+def variants(changes: Mapping[str, str]) -> list[dict[str, str]]:
+    """Every combination of the values that settings are given.
+
+    >>> variants({"steps": "500", "momentum": "0,0.9"})
+    [{'steps': '500', 'momentum': '0'}, {'steps': '500', 'momentum': '0.9'}]
+    """
+    values = itertools.product(*(text.split(",") for text in changes.values()))
+    return [dict(zip(changes, combination, strict=True)) for combination in values]
 
 
 def wanted(cells: Sequence[Cell], data: Dataset, given: argparse.Namespace) -> list[engine.Job]:
