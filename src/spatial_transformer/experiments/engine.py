@@ -241,7 +241,7 @@ def jobs(
 
     changed: what sets a cell's run apart from that of the table, by name.
     """
-    found = {}
+    found = dict[Path, Job]()
     names = varied(cells)
     for seed in seeds:
         for cell in cells:
