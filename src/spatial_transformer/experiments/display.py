@@ -32,7 +32,8 @@ class Pace:
             self.per_step += SMOOTH * (seconds / steps - self.per_step)
 
     def __str__(self) -> str:
-        return f"{1000 * self.per_step:.3g} ms a step"
+        milliseconds = 1000 * self.per_step
+        return f"{milliseconds:.3g} ms a step" if milliseconds < 100 else f"{milliseconds:,.0f} ms a step"
 
     def images(self, under_way: Sequence[Training]) -> str:
         count = sum(training.settings.batch for training in under_way)
