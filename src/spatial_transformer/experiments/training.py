@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from . import cluster, engine, records, results, tasks
+from .arguments import count, folder, folder_to_write
 from .catalogue import EXPERIMENTS, assignments, chosen
-from .data.commands import count
 from .data.places import VARIABLE
 from .display import display
 from .interrupts import asked_to_stop
@@ -65,10 +65,12 @@ def add(commands: Any) -> None:
         "--save-every", type=span, default=engine.SAVE_EVERY, help="seconds between checkpoints (30)"
     )
     parser.add_argument("--again", action="store_true", help="train anew what has failed")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the records")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of checkpoints and weights")
+    parser.add_argument("--results", type=folder_to_write, default="results", help="folder of the records")
     parser.add_argument(
-        "--data-dir", type=Path, help=f"look for the data here, before ${VARIABLE} and the cache"
+        "--runs", type=folder_to_write, default="runs", help="folder of checkpoints and weights"
+    )
+    parser.add_argument(
+        "--data-dir", type=folder, help=f"look for the data here, before ${VARIABLE} and the cache"
     )
 
 
