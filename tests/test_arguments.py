@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from spatial_transformer.cli import main
-from spatial_transformer.experiments import engine, localise
+from spatial_transformer.experiments import engine, figures, localise
 from spatial_transformer.experiments.arguments import file_to_read, file_to_write, folder, folder_to_write
+from spatial_transformer.experiments.data import contact_sheets
 
 # All options of paths.
 FOLDERS_TO_WRITE = [
@@ -124,6 +125,28 @@ def test_names_that_no_file_can_have(command, capsys):
     assert says(capsys, *command, "").endswith(": must be a path, got ''")
     long = "long" * 200
     assert f": {long}: " in says(capsys, *command, long)
+
+
+@pytest.mark.parametrize("command", FILES_TO_WRITE[1:], ids=" ".join)
+@pytest.mark.parametrize("name", ["sheet.txt", "sheet", ".png", "sheet.png.gif"])
+def test_pictures_have_names_of_pictures(command, name, capsys):
+    expected = f"--out: the name of a picture must end in .png, .jpg, .jpeg, .webp, got {name!r}"
+    assert says(capsys, *command, name).endswith(expected)
+    assert left() == ["given", "here"]
+
+
+def test_pictures_are_what_their_names_say(capsys):
+    image_module = pytest.importorskip("PIL.Image")
+    pytest.importorskip("matplotlib")
+    made = figures.figure(2, 2)
+    for name, kind in {"a.png": "PNG", "b.JPG": "JPEG", "c.jpeg": "JPEG", "d.webp": "WEBP"}.items():
+        assert main(["data", "show", "uci-digits", "--out", name]) == 0
+        assert capsys.readouterr().out.startswith(f"{name}: UCI digits")
+        for path in (Path(name), figures.save(made, Path("here", name))):
+            with image_module.open(path) as picture:
+                assert picture.format == kind
+    with pytest.raises(ValueError, match=r"must end in \.png, .*got 'sheet\.txt'"):
+        contact_sheets.show("uci-digits", contact_sheets.Asked(), Path("sheet.txt"))
 
 
 @pytest.mark.usefixtures("no_work")

@@ -9,6 +9,8 @@ import tempfile
 from argparse import ArgumentTypeError
 from pathlib import Path
 
+from .picture_formats import format_of
+
 
 def count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
@@ -37,6 +39,16 @@ def file_to_write(text: str) -> Path:
     if not (path.is_file() if there == path else there.is_dir()):
         raise refused("a file", path, there)
     check_writing(path.parent)
+    return path
+
+
+def picture_to_write(text: str) -> Path:
+    """A file that can be written, of a name that says what kind of picture it is."""
+    path = file_to_write(text)
+    try:
+        format_of(path)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
     return path
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import bird_predictions, checkpoints, figures, house_number_predictions
-from .arguments import file_to_read, file_to_write
+from .arguments import file_to_read, picture_to_write
 from .catalogue import EXPERIMENTS
 from .checkpoints import CheckpointError, Weights
 from .extra import extra
@@ -48,7 +48,7 @@ def add(commands: Any) -> None:
     parser.add_argument("images", type=file_to_read, nargs="+", metavar="IMAGE")
     # Of a network without a transformer nothing is drawn, and the working folder need not be written to.
     default = Path("predictions.png")
-    parser.add_argument("--out", type=file_to_write, default=default, help="the picture to draw")
+    parser.add_argument("--out", type=picture_to_write, default=default, help="the picture to draw")
 
 
 def run(given: argparse.Namespace) -> int:

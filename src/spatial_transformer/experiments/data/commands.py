@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ..arguments import count, file_to_write, folder
+from ..arguments import count, folder, picture_to_write
 from .catalogue import ALIASES, CATALOGUE, Item
 from .contact_sheets import SHEETS, Asked, show
 from .places import VARIABLE, places
@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
         metavar="NAME",
         help=f"only these of {', '.join(CATALOGUE)}",
     )
-    shown = actions.add_parser("show", help="a contact sheet, as PNG")
+    shown = actions.add_parser("show", help="a contact sheet, as a picture")
     shown.add_argument("name", type=one_of(SHEETS), metavar="SET", help=", ".join(SHEETS))
     shown.add_argument("--kind", help="distorted-mnist: R, RTS, P or E; colocalisation: T or TC")
     shown.add_argument("--size", type=int, help="svhn: 64 or 128; birds: 224 or 448")
@@ -42,7 +42,7 @@ def add(commands: Any) -> None:
         "--columns", type=count, default=16, help="16 if nothing is said; fewer of large images"
     )
     shown.add_argument("--rows", type=count, default=4, help="4 if nothing is said")
-    shown.add_argument("--out", type=file_to_write, help="the file to write; SET.png if it is not given")
+    shown.add_argument("--out", type=picture_to_write, help="the file to write; SET.png if it is not given")
     for action in (listed, fetched, verified, shown):
         action.add_argument(
             "--data-dir", type=folder, help=f"look here first, before ${VARIABLE} and the cache"
