@@ -57,7 +57,7 @@ def add(commands: Any) -> None:
         type=address,
         metavar="ADDRESS",
         help="spread the cells over a Ray cluster; without an address over workers on this machine. The "
-        "folders of records and checkpoints must be seen by all",
+        "folders of records and checkpoints must be seen by all, and so must house numbers and birds",
     )
     parser.add_argument("--gpu-share", type=share, help="with --ray: of a GPU for each cell (an eighth)")
     parser.add_argument("--time-limit", type=span, default=math.inf, help="stop before it: 90, 25m, 1h30m")
@@ -102,7 +102,14 @@ def run(given: argparse.Namespace) -> int:
     limits = {"deadline": deadline, "save_every": given.save_every, "again": given.again}
     with asked_to_stop() as stop:
         if given.ray is not None:
-            outcome = cluster.train(jobs, data, given.ray, gpu_share=given.gpu_share, stop=stop, **limits)
+            outcome = cluster.train(
+                jobs,
+                tasks.sent(cells[0], data, given.digits, given.data_dir),
+                given.ray,
+                gpu_share=given.gpu_share,
+                stop=stop,
+                **limits,
+            )
         else:
             device = device_of(given.device)
             on_a_gpu = tasks.TASKS[experiment.task.name].cells_on_a_gpu
