@@ -16,11 +16,14 @@ import torch
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("filelock")
+pytest.importorskip("PIL.Image")
 safetensors = pytest.importorskip("safetensors.torch")
 
-from spatial_transformer.experiments import checkpoints, cluster, engine, records  # noqa: E402
+from data_files import write_numbers  # noqa: E402
+
+from spatial_transformer.experiments import checkpoints, cluster, engine, records, tasks  # noqa: E402
 from spatial_transformer.experiments.catalogue import EXPERIMENTS, chosen  # noqa: E402
-from spatial_transformer.experiments.data import uci_digits  # noqa: E402
+from spatial_transformer.experiments.data import svhn, uci_digits  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -152,3 +155,25 @@ def test_what_a_task_raises_is_said_of_its_cell(two_workers, digits, tmp_path):
     with pytest.raises(cluster.TaskError, match=r"^R/FCN, seed 0: R/FCN: parameters must be at least"):
         cluster.train([job, other], digits)
     assert other.record.exists()  # the others are trained nevertheless
+
+
+def test_workers_load_photographs_by_themselves(two_workers, tmp_path, monkeypatch):
+    """From a folder that all see, whatever they are started in; what is not there is said."""
+    monkeypatch.chdir(tmp_path)
+    write_numbers(tmp_path / "data/train", 4)
+    write_numbers(tmp_path / "data/test", 4, seed=1)
+    (cell,) = chosen(EXPERIMENTS["svhn"], ["CNN"], ["64px"])
+    tiny = dataclasses.replace(cell.settings, width=0.02, batch=2, steps=2, curve=1, localiser_start=0)
+    cell = dataclasses.replace(cell, settings=tiny)
+    numbers = svhn.load_set("data")
+    alone, spread, lost = (engine.jobs([cell], [0], tmp_path / name, tmp_path / name) for name in "abc")
+    torch.set_num_threads(1)
+    engine.train(alone, numbers, torch.device("cpu"))
+    sent = tasks.sent(cell, numbers, tasks.AUTO, Path("data"))
+    (record,) = cluster.train(spread, sent).records
+    assert record.curve == records.read(alone[0].record).curve
+    weights = [safetensors.load_file(job.weights) for job in (*alone, *spread)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
+    Path("data").rename("elsewhere")
+    with pytest.raises(cluster.TaskError, match=r"^64px/CNN, seed 0: SVHN's train is not here: .*data"):
+        cluster.train(lost, sent)

@@ -7,6 +7,7 @@ import torch
 from cases import close, families, images
 
 import spatial_transformer as st
+from spatial_transformer import export
 
 SIZE = {2: (9, 8), 3: (4, 5, 6)}
 OUT = {2: (6, 7), 3: (3, 4, 4)}
@@ -71,6 +72,37 @@ def test_a_whole_model(tmp_path):
         image = images(batch, 1, 28, 28, seed=batch, dtype=torch.float32)
         (found,) = session.run(None, {"image": image.numpy()})
         close(torch.from_numpy(found), model(image).detach(), (0, 1e-4))
+
+
+def test_large_graphs_are_not_rewritten(tmp_path, monkeypatch):
+    """Which would take minutes; constants are folded, and what is there twice or for nobody is dropped."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    rewritten = []
+    optimize = torch.onnx.ONNXProgram.optimize
+    monkeypatch.setattr(
+        torch.onnx.ONNXProgram, "optimize", lambda program: rewritten.append(1) or optimize(program)
+    )
+    module, image = transformer(2, "Affine", {"antialias": 1.5}), images(2, 2, *SIZE[2], dtype=torch.float32)
+    st.export_onnx(module, image, tmp_path / "short.onnx")
+    assert rewritten == [1]
+    monkeypatch.setattr(export, "REWRITTEN", 1000)  # nodes, of which there are some 1,400
+    path = st.export_onnx(module, image, tmp_path / "long.onnx")
+    assert rewritten == [1]
+    short, long = (len(onnx.load(tmp_path / f"{name}.onnx").graph.node) for name in ("short", "long"))
+    assert short < long < 1.3 * short
+    (found,) = onnxruntime.InferenceSession(path).run(None, {"image": image.numpy()})
+    close(torch.from_numpy(found), module(image).detach(), (0, 1e-4))
+
+
+def test_places_that_cannot_be_written_are_named_at_once(tmp_path, monkeypatch):
+    pytest.importorskip("onnxscript")
+    monkeypatch.setattr(torch.onnx, "export", None)
+    module, image = transformer(2, "Affine", {}), images(2, 2, *SIZE[2], dtype=torch.float32)
+    with pytest.raises(FileNotFoundError, match=r"folder that exists, got .*nowhere"):
+        st.export_onnx(module, image, tmp_path / "nowhere" / "model.onnx")
+    with pytest.raises(IsADirectoryError, match="path must be a file, got the folder"):
+        st.export_onnx(module, image, tmp_path)
 
 
 def test_what_cannot_be_exported_is_named(tmp_path):

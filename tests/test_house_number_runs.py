@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pickle
 import tarfile
 from pathlib import Path
 
@@ -19,6 +20,7 @@ pytest.importorskip("PIL.Image")
 import spatial_transformer as st  # noqa: E402
 from spatial_transformer.cli import main  # noqa: E402
 from spatial_transformer.experiments import (  # noqa: E402
+    cluster,
     engine,
     house_number_runs,
     house_numbers,
@@ -28,6 +30,7 @@ from spatial_transformer.experiments import (  # noqa: E402
 from spatial_transformer.experiments.catalogue import EXPERIMENTS  # noqa: E402
 from spatial_transformer.experiments.data import svhn  # noqa: E402
 from spatial_transformer.experiments.data.random_numbers import RandomNumbers  # noqa: E402
+from spatial_transformer.experiments.engine import Outcome  # noqa: E402
 from spatial_transformer.experiments.house_number_runs import HouseNumberRun  # noqa: E402
 from spatial_transformer.experiments.lockstep import Lockstep  # noqa: E402
 from spatial_transformer.experiments.paper.svhn import HouseNumberSettings  # noqa: E402
@@ -389,6 +392,22 @@ def test_chance_is_that_of_numbers(numbers):
     (record,) = engine.train([job], numbers, CPU).records
     assert record.error > made.task.stuck == 95
     assert record.reason == f"stuck at chance: {record.error:.1f} % of the answers are wrong"
+
+
+def test_what_goes_to_other_machines(folder, numbers, tmp_path, monkeypatch):
+    """Not the images: where they are, whatever folder a process is started in."""
+    given = []
+    monkeypatch.setattr(
+        cluster, "train", lambda jobs, data, *_, **__: given.append(data) or Outcome([], [], [])
+    )
+    monkeypatch.chdir(folder.parent)
+    assert main(["train", "svhn", "--data-dir", folder.name, "--ray"]) == 0
+    packed = pickle.dumps(given[0])
+    assert len(packed) < 10_000 < numbers.train.loose.numel()
+    monkeypatch.chdir(tmp_path)
+    found = pickle.loads(packed)()
+    assert torch.equal(found.train.loose, numbers.train.loose)
+    assert torch.equal(found.test.labels, numbers.test.labels)
 
 
 # Messages

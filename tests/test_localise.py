@@ -122,6 +122,7 @@ def test_folders_that_cannot_work_are_named(capsys):
     assert main(["localise", "good", "--out", "good"]) == 1
     assert "--out must be another folder than good" in capsys.readouterr().err
     Path("file").write_text("")
-    assert main(["localise", "good", "--out", "file"]) == 1
-    assert "--out must be a folder: file is a file" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["localise", "good", "--out", "file"])
+    assert "--out: must be a folder: file is a file" in capsys.readouterr().err
     assert not Path("localised").exists()

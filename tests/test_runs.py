@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from spatial_transformer import SpatialTransformer
 from spatial_transformer.experiments import checkpoints, measures
 from spatial_transformer.experiments.checkpoints import Checkpoint, CheckpointError
 from spatial_transformer.experiments.data import fixed_sets, uci_digits
@@ -38,6 +39,12 @@ def started(name, digits, seed=0, rate=0.01, **changes):
     run = Run(small(name, **changes), seed, digits, "cpu")
     run.rate.fill_(rate)
     return run
+
+
+def first_of(digits, count):
+    """With so many test digits."""
+    test = digits.test
+    return digits._replace(test=test._replace(images=test.images[:count], labels=test.labels[:count]))
 
 
 @pytest.mark.parametrize(
@@ -191,6 +198,32 @@ def test_what_a_run_trains_on(name, shape, digits):
     assert run.means(1)[0] == pytest.approx(expected.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "localisers"),
+    [("R/FCN", 0), ("RTS/ST-CNN affine", 1), ("addition/2xST-FCN spline", 2), ("3D/ST-CNN", 1)],
+)
+def test_a_test_is_one_pass(name, localisers, digits, monkeypatch):
+    """Scores and theta, to the bit, of localisers that each see every image once."""
+    monkeypatch.setattr(fixed_sets, "BATCH", 8)
+    few = first_of(digits, 16)
+    run = started(name, few, parameters=300_000, batch=2)
+    for _ in range(2):
+        run.step()
+    images = run.first_images(16)
+    with torch.no_grad():
+        answers = torch.cat([run.network(some).argmax(1) for some in images.split(8)])
+        theta = torch.cat([run.network.theta(some) for some in images.split(8)])
+    assert localisers == 0 or (theta[0] != theta[1]).any()
+    seen = []
+    each = [part for part in run.network.modules() if isinstance(part, SpatialTransformer)]
+    for transformer in each:
+        transformer.localiser.register_forward_hook(lambda module, given, made: seen.append(len(given[0])))
+    tested = run.tested()
+    assert (len(each), seen) == (localisers, [8] * 2 * localisers)
+    assert torch.equal(tested.predictions, answers)
+    assert torch.equal(tested.theta, theta)
+
+
 def test_pairs_are_tested_on_their_sums_and_measured(digits):
     run = started("addition/2xST-FCN affine", digits, parameters=300_000)
     fixed = fixed_set("addition", digits)
@@ -210,9 +243,7 @@ def test_pairs_are_tested_on_their_sums_and_measured(digits):
 @pytest.mark.parametrize("name", ["3D/CNN", "3D/ST-CNN"])
 def test_volumes_are_tested_and_measured(name, digits, monkeypatch):
     monkeypatch.setattr(fixed_sets, "BATCH", 8)
-    few = digits._replace(
-        test=digits.test._replace(images=digits.test.images[:12], labels=digits.test.labels[:12])
-    )
+    few = first_of(digits, 12)
     run = started(name, few, batch=2, parameters=120_000)
     fixed = fixed_set("3D", few)
     tested = run.tested()

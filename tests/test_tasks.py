@@ -9,6 +9,7 @@ import pytest
 from spatial_transformer.cli import main
 from spatial_transformer.experiments import reports, tasks
 from spatial_transformer.experiments.catalogue import EXPERIMENTS
+from spatial_transformer.experiments.data import uci_digits
 from spatial_transformer.experiments.spec import Settings
 
 EACH = pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda one: one.name)
@@ -30,6 +31,15 @@ def test_settings_can_be_given_as_text(experiment):
     given = {name: str(value) for name, value in dataclasses.asdict(settings).items()}
     assert settings.changed(given) == settings
     assert type(settings.changed({"steps": "7"})) is type(settings)
+
+
+@EACH
+def test_photographs_do_not_travel(experiment):
+    """Digits do: another machine may have none, and would take others."""
+    data = uci_digits.load()
+    sent = tasks.sent(experiment.cells[0], data, tasks.AUTO, None)
+    assert (sent is data) == (experiment.task.data == "MNIST")
+    assert callable(sent) == (experiment.task.data != "MNIST")
 
 
 def test_help_has_the_settings_of_each_experiment(capsys):

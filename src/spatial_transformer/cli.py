@@ -12,6 +12,12 @@ from .experiments.data import commands as data
 from .info import info
 from .version import __version__
 
+# Of what a file system says, that which speaks of something else than a user did.
+WORDS: dict[type[OSError], str] = {
+    FileExistsError: "must be a folder, and is a file",
+    IsADirectoryError: "must be a file, and is a folder",
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and gives its exit status."""
@@ -50,8 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("stn: interrupted", file=sys.stderr)
         return 130
     except (OSError, ValueError, ImportError) as error:  # what a user can mend, without a traceback
-        print(f"stn: {error}", file=sys.stderr)
+        print(f"stn: {said(error)}", file=sys.stderr)
         return 1
+
+
+def said(error: Exception) -> str:
+    """An error in words; what a file system says comes behind the path that it is of."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        path = error.filename if error.filename2 is None else error.filename2
+        return f"{path}: {WORDS.get(type(error), error.strerror)}"
+    return str(error)
 
 
 def print_info(given: argparse.Namespace) -> int:

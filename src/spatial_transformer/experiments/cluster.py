@@ -1,7 +1,8 @@
 """The cells of an experiment spread over a Ray cluster: a task each, with the same records as on one machine.
 
 Records and checkpoints lie in folders that all machines see. A task whose worker dies is begun again
-elsewhere by Ray, and goes on from its checkpoint. The data travel with the tasks.
+elsewhere by Ray, and goes on from its checkpoint. Digits travel with the tasks; what is larger is loaded by
+each worker, from a folder that all machines see.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .display import Lines
 from .engine import Job, Outcome
 from .extra import extra
 from .interrupts import asked_to_stop
-from .tasks import Dataset
+from .tasks import Dataset, Load
 
 LOCAL = "local"  # what Ray calls workers of its own on this machine
 RETRIES = 10  # how often a task is begun again when its worker died
@@ -54,7 +55,7 @@ def connected(address: str) -> Any:
 
 def train(
     jobs: Sequence[Job],
-    data: Dataset,
+    data: Dataset | Load,
     address: str = LOCAL,
     *,
     again: bool = False,
@@ -66,6 +67,7 @@ def train(
 ) -> Outcome:
     """Trains what has no record yet, as ``engine.train`` does.
 
+    data: what is trained on, or what each worker loads it with.
     gpu_share: of a GPU that a cell takes; if it is not given, an eighth where the cluster has GPUs.
     """
     outcome, errors = Outcome([], [], []), list[TaskError]()
@@ -108,7 +110,7 @@ def absolute(job: Job) -> Job:
     return job._replace(record=job.record.resolve(), checkpoint=job.checkpoint.resolve())
 
 
-def trained(job: Job, data: Dataset, ends: float, save_every: float, again: bool) -> Outcome:
+def trained(job: Job, data: Dataset | Load, ends: float, save_every: float, again: bool) -> Outcome:
     """One job, on a worker.
 
     ends: of ``time.time()``, which machines agree on as ``time.monotonic()`` they do not.
@@ -119,7 +121,7 @@ def trained(job: Job, data: Dataset, ends: float, save_every: float, again: bool
     with asked_to_stop() as stop, Lines(1) as watcher:
         return engine.train(
             [job],
-            data,
+            data() if callable(data) else data,
             device,
             again=again,
             deadline=deadline,

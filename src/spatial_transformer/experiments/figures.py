@@ -1,4 +1,4 @@
-"""Figures: pages of panels with images, lattices and words on them, saved as PNG.
+"""Figures: pages of panels with images, lattices and words on them, saved as pictures.
 
 They are made with matplotlib, which is imported where it is first needed.
 """
@@ -15,6 +15,7 @@ from torch import Tensor
 from .data.fetch import in_one_step
 from .extra import extra
 from .lattices import CELLS, is_border
+from .picture_formats import format_of
 
 GRID = "#ff5a36"  # seen on a black ground, on a white stroke, and on both at once
 GROUND = "#2b303b"  # around an image: none of its own colours
@@ -90,7 +91,9 @@ def zoom_out(axes: Any, size: int, half: float) -> None:
 
 
 def save(made: Any, path: Path) -> Path:
-    """Puts a figure in place in one step, and gives where it is."""
+    """Puts a figure in place in one step, as a picture of the kind that its name says; gives where it is."""
+    kind = format_of(path)
+    nameless = {"metadata": {"Software": None}} if kind == "png" else {}  # of matplotlib; others have none
     with in_one_step(path) as file:
-        made.savefig(file, format="png", metadata={"Software": None})
+        made.savefig(file, format=kind, **nameless)
     return path

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from ..families import Attention
 from ..sampling import warp
 from . import networks
+from .arguments import count, folder_to_write
 from .colocalisation import Objective, box, transformer
-from .data.commands import count
 from .data.fetch import in_one_step, say
 from .data.random_numbers import RandomNumbers
 from .display import duration
@@ -96,7 +96,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER", help=f"of {LEAST} pictures at least")
     parser.add_argument(
-        "--out", type=Path, default=Path("localised"), help="for boxes.json and the pictures (localised)"
+        "--out", type=folder_to_write, default="localised", help="for boxes.json and the pictures (localised)"
     )
     parser.add_argument("--steps", type=count, default=STEPS, help=f"of training ({STEPS:,})")
     parser.add_argument("--seed", type=int, default=0, help="of weights and random patches (0)")
@@ -122,8 +122,6 @@ def run(given: argparse.Namespace) -> int:
 
 def check_out(out: Path, folder: Path) -> None:
     """Before anything is trained."""
-    if out.exists() and not out.is_dir():
-        raise FileExistsError(f"--out must be a folder: {out} is a file")
     if out.resolve() == folder.resolve():
         raise ValueError(
             f"--out must be another folder than {folder}: pictures with boxes would be read as given"

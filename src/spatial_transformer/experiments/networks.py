@@ -45,15 +45,27 @@ class Network(nn.Module):
         self.classifier = classifier
 
     def forward(self, image: Tensor) -> Tensor:
-        scores: Tensor = self.classifier((self.seen(image) - self.mean) / self.deviation)
-        return scores
+        return self.scores(self.seen(image))
+
+    def scores_and_theta(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        """Both by one pass of the localisers: [N, classes], and theta as ``theta`` gives it."""
+        if self.transformer is None:
+            return self.scores(self.seen(image)), self.theta(image)
+        warped, theta = self.transformer(image, return_theta=True)
+        return self.scores(self.reduced(warped)), theta
 
     def seen(self, image: Tensor) -> Tensor:
         """What the classification network gets to see, but for its scale."""
-        if self.transformer is None:
-            return image
-        pooled: Tensor = self.pool(self.transformer(image))
+        return self.reduced(image if self.transformer is None else self.transformer(image))
+
+    def reduced(self, warped: Tensor) -> Tensor:
+        """What is seen of what the transformers give."""
+        pooled: Tensor = self.pool(warped)
         return pooled
+
+    def scores(self, seen: Tensor) -> Tensor:
+        scores: Tensor = self.classifier((seen - self.mean) / self.deviation)
+        return scores
 
     def theta(self, image: Tensor) -> Tensor:
         """The parameters of the transformers, one after another: [N, transformers * family.num_params];
@@ -103,8 +115,8 @@ class ProjectingNetwork(Network):
 
     mean, deviation = PROJECTED_MEAN, PROJECTED_DEVIATION
 
-    def seen(self, image: Tensor) -> Tensor:
-        return super().seen(image).sum(2)
+    def reduced(self, warped: Tensor) -> Tensor:
+        return super().reduced(warped).sum(2)
 
 
 class SideBySide(nn.Module):
@@ -115,8 +127,12 @@ class SideBySide(nn.Module):
         super().__init__()
         self.each = nn.ModuleList(transformers)
 
-    def forward(self, image: Tensor) -> Tensor:
-        return torch.cat([each(image) for each in self.each], dim=1)
+    def forward(self, image: Tensor, *, return_theta: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """What is warped, and theta where it is asked for, as of ``SpatialTransformer``."""
+        if not return_theta:
+            return torch.cat([each(image) for each in self.each], dim=1)
+        warped, thetas = zip(*(each(image, return_theta=True) for each in self.each), strict=True)
+        return torch.cat(warped, dim=1), torch.cat(thetas, dim=1)
 
     def theta(self, image: Tensor) -> Tensor:
         """[N, transformers * family.num_params]"""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from . import bird_predictions, checkpoints, figures, house_number_predictions
+from .arguments import file_to_read, picture_to_write
 from .catalogue import EXPERIMENTS
 from .checkpoints import CheckpointError, Weights
 from .extra import extra
@@ -39,10 +40,15 @@ def add(commands: Any) -> None:
         "much again on each side (128 px). A bird is looked for in the middle of the picture.",
     )
     parser.add_argument(
-        "weights", type=Path, metavar="WEIGHTS", help="that `stn train` left, runs/birds/....safetensors"
+        "weights",
+        type=file_to_read,
+        metavar="WEIGHTS",
+        help="that `stn train` left, runs/birds/....safetensors",
     )
-    parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE")
-    parser.add_argument("--out", type=Path, default=Path("predictions.png"), help="the picture to draw")
+    parser.add_argument("images", type=file_to_read, nargs="+", metavar="IMAGE")
+    # Of a network without a transformer nothing is drawn, and the working folder need not be written to.
+    default = Path("predictions.png")
+    parser.add_argument("--out", type=picture_to_write, default=default, help="the picture to draw")
 
 
 def run(given: argparse.Namespace) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from . import engine, pictures_of_digits, results
+from .arguments import folder, folder_to_write
 from .catalogue import EXPERIMENTS, chosen
 from .data import mnist, uci_digits
 from .data.places import VARIABLE
@@ -35,12 +35,14 @@ def add(commands: Any) -> None:
         description="Trains a fully connected network on rotated, translated and scaled digits, with and "
         "without a spatial transformer before it, and draws what the transformer does.",
     )
-    parser.add_argument("--out", type=Path, default=Path("quickstart"), help="folder of all that is made")
+    parser.add_argument(
+        "--out", type=folder_to_write, default="quickstart", help="folder of all that is made"
+    )
     parser.add_argument(
         "--digits", choices=("auto", "packaged"), default="auto", help="auto: MNIST if it can be had"
     )
     parser.add_argument(
-        "--data-dir", type=Path, help=f"look for MNIST here, before ${VARIABLE} and the cache"
+        "--data-dir", type=folder, help=f"look for MNIST here, before ${VARIABLE} and the cache"
     )
 
 

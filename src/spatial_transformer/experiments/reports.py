@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from . import (
@@ -18,6 +17,7 @@ from . import (
     results,
     tables,
 )
+from .arguments import file_to_write, folder, folder_to_write
 from .data import mnist, uci_digits
 from .data.fetch import say
 from .data.places import VARIABLE
@@ -44,14 +44,16 @@ def add(commands: Any) -> None:
     for parser in (table, draw):
         names = ", ".join(catalogue.EXPERIMENTS)
         parser.add_argument("experiment", choices=catalogue.EXPERIMENTS, metavar="EXPERIMENT", help=names)
-        parser.add_argument("--results", type=Path, default=Path("results"), help="where the records are")
+        parser.add_argument("--results", type=folder, default="results", help="where the records are")
         parser.add_argument(
             "settings", nargs="*", default=[], metavar="KEY=VALUE", help="of runs with these changed"
         )
         parser.add_argument("--digits", choices=DIGITS, help="of runs on these (mnist)")
     table.add_argument("--brief", action="store_true", help="the table alone")
     table.add_argument("--all", action="store_true", help="every run in a list, whatever its settings")
-    table.add_argument("--out", type=Path, metavar="FILE.md", help="also written here, or in its place there")
+    table.add_argument(
+        "--out", type=file_to_write, metavar="FILE.md", help="also written here, or in its place there"
+    )
     draw.add_argument("--model", action="append", default=[], help="only this row; can be repeated")
     draw.add_argument("--data", action="append", default=[], help="only this column; can be repeated")
     draw.add_argument("--seed", type=int, help="of this run; of the first there is if not given")
@@ -62,8 +64,8 @@ def add(commands: Any) -> None:
         choices=dict.fromkeys(name for each in DRAWN_BY.values() for name in each.PICTURES),
         help="only this; can be repeated",
     )
-    draw.add_argument("--out", type=Path, default=Path("pictures"), help="the folder to write to")
-    draw.add_argument("--data-dir", type=Path, help=f"look here first, before ${VARIABLE} and the cache")
+    draw.add_argument("--out", type=folder_to_write, default="pictures", help="the folder to write to")
+    draw.add_argument("--data-dir", type=folder, help=f"look here first, before ${VARIABLE} and the cache")
 
 
 def run(given: argparse.Namespace) -> int:

@@ -197,7 +197,7 @@ class Run(Descent):
         parts = []
         for part in fixed_batches(self.cell.data.kind, self.digits, device=self.device):
             with tensor_cores(False):
-                scores, theta = self.network(part.images), self.network.theta(part.images)
+                scores, theta = self.network.scores_and_theta(part.images)
             # Where digits lie, as far as the distortion says it.
             centre = part.drawn.numbers.get("centre", torch.zeros_like(theta[:, :0]))
             parts.append((scores.argmax(1), part.labels, theta, centre))

@@ -5,6 +5,7 @@ A new kind of experiment is a file in ``paper`` that declares it and a run that 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from .colocalisation import Colocalisation
 from .data import mnist, svhn, uci_digits
+from .data.places import places
 from .fine_grained_runs import FineGrainedRun, load_set
 from .house_number_runs import HouseNumberRun
 from .lockstep import Steps
@@ -29,6 +31,9 @@ class Dataset(Protocol):
     @property
     def name(self) -> str:
         """As records have it."""
+
+
+Load = Callable[[], Dataset]
 
 
 class Trains(Steps, Protocol):
@@ -57,6 +62,7 @@ class How(NamedTuple):
     # A cell, a seed, the data, a device, and the folder of checkpoints.
     run: Callable[[Cell, int, Any, torch.device, Path], Trains]
     cells_on_a_gpu: int  # at once, if nothing else is asked for
+    on_disk: bool = False  # gigabytes, read as they are used: other processes open them by themselves
 
 
 # A network of 400,000 parameters leaves most of a GPU idle.
@@ -75,11 +81,13 @@ TASKS = {
         {AUTO: svhn.load_set},
         lambda cell, seed, data, device, folder: HouseNumberRun(cell, seed, data, device),
         cells_on_a_gpu=1,
+        on_disk=True,
     ),
     "birds": How(
         {AUTO: load_set},
         lambda cell, seed, data, device, folder: FineGrainedRun(cell, seed, data, device),
         cells_on_a_gpu=1,
+        on_disk=True,
     ),
 }
 
@@ -92,3 +100,11 @@ def loaded(cell: Cell, name: str, data_dir: Path | None) -> Dataset:
     if name not in known:
         raise ValueError(f"{cell.experiment} is of {cell.task.data}, and has no --digits {name}")
     return known[name](data_dir)
+
+
+def sent(cell: Cell, data: Dataset, name: str, data_dir: Path | None) -> Dataset | Load:
+    """What a process on another machine gets of the data that are loaded here: themselves, or what loads them
+    there, from the folder that is looked in first here."""
+    if not TASKS[cell.task.name].on_disk:
+        return data
+    return functools.partial(loaded, cell, name, places(data_dir)[0].resolve())

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from . import cluster, engine, records, results, tasks
+from .arguments import count, folder, folder_to_write
 from .catalogue import EXPERIMENTS, assignments, chosen
-from .data.commands import count
 from .data.places import VARIABLE
 from .display import display
 from .interrupts import asked_to_stop
@@ -64,7 +64,7 @@ def add(commands: Any) -> None:
         type=address,
         metavar="ADDRESS",
         help="spread the cells over a Ray cluster; without an address over workers on this machine. The "
-        "folders of records and checkpoints must be seen by all",
+        "folders of records and checkpoints must be seen by all, and so must house numbers and birds",
     )
     parser.add_argument("--gpu-share", type=share, help="with --ray: of a GPU for each cell (an eighth)")
     parser.add_argument("--time-limit", type=span, default=math.inf, help="stop before it: 90, 25m, 1h30m")
@@ -72,10 +72,12 @@ def add(commands: Any) -> None:
         "--save-every", type=span, default=engine.SAVE_EVERY, help="seconds between checkpoints (30)"
     )
     parser.add_argument("--again", action="store_true", help="train anew what has failed")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the records")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of checkpoints and weights")
+    parser.add_argument("--results", type=folder_to_write, default="results", help="folder of the records")
     parser.add_argument(
-        "--data-dir", type=Path, help=f"look for the data here, before ${VARIABLE} and the cache"
+        "--runs", type=folder_to_write, default="runs", help="folder of checkpoints and weights"
+    )
+    parser.add_argument(
+        "--data-dir", type=folder, help=f"look for the data here, before ${VARIABLE} and the cache"
     )
 
 
@@ -111,7 +113,14 @@ def run(given: argparse.Namespace) -> int:
     limits = {"deadline": deadline, "save_every": given.save_every, "again": given.again}
     with asked_to_stop() as stop:
         if given.ray is not None:
-            outcome = cluster.train(jobs, data, given.ray, gpu_share=given.gpu_share, stop=stop, **limits)
+            outcome = cluster.train(
+                jobs,
+                tasks.sent(cells[0], data, given.digits, given.data_dir),
+                given.ray,
+                gpu_share=given.gpu_share,
+                stop=stop,
+                **limits,
+            )
         else:
             device = device_of(given.device)
             on_a_gpu = tasks.TASKS[experiment.task.name].cells_on_a_gpu

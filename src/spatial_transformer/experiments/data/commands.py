@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from ..arguments import count, folder, picture_to_write
 from .catalogue import ALIASES, CATALOGUE, Item
 from .contact_sheets import SHEETS, Asked, show
 from .places import VARIABLE, places
@@ -30,7 +31,7 @@ def add(commands: Any) -> None:
         metavar="NAME",
         help=f"only these of {', '.join(CATALOGUE)}",
     )
-    shown = actions.add_parser("show", help="a contact sheet, as PNG")
+    shown = actions.add_parser("show", help="a contact sheet, as a picture")
     shown.add_argument("name", type=one_of(SHEETS), metavar="SET", help=", ".join(SHEETS))
     shown.add_argument("--kind", help="distorted-mnist: R, RTS, P or E; colocalisation: T or TC")
     shown.add_argument("--size", type=int, help="svhn: 64 or 128; birds: 224 or 448")
@@ -41,10 +42,10 @@ def add(commands: Any) -> None:
         "--columns", type=count, default=16, help="16 if nothing is said; fewer of large images"
     )
     shown.add_argument("--rows", type=count, default=4, help="4 if nothing is said")
-    shown.add_argument("--out", type=Path, help="the file to write; SET.png if it is not given")
+    shown.add_argument("--out", type=picture_to_write, help="the file to write; SET.png if it is not given")
     for action in (listed, fetched, verified, shown):
         action.add_argument(
-            "--data-dir", type=Path, help=f"look here first, before ${VARIABLE} and the cache"
+            "--data-dir", type=folder, help=f"look here first, before ${VARIABLE} and the cache"
         )
 
 
@@ -61,12 +62,6 @@ def one_of(names: Iterable[str]) -> Callable[[str], str]:
         raise argparse.ArgumentTypeError(f"must be one of {', '.join(known)}, got {text!r}{hint}")
 
     return named
-
-
-def count(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1, got {text!r}")
-    return int(text)
 
 
 def run(given: argparse.Namespace) -> int:

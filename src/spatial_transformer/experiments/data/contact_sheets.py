@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..extra import extra
+from ..picture_formats import format_of
 from . import birds, mnist, svhn, uci_digits
 from .digits import DigitSet
 from .fetch import in_one_step
@@ -35,7 +36,8 @@ class Asked(NamedTuple):
 
 
 def show(name: str, asked: Asked, out: Path) -> str:
-    """Writes the sheet of a set as PNG, and gives its caption."""
+    """Writes the sheet of a set, as a picture of the kind that its name says, and gives its caption."""
+    kind = format_of(out)
     if name not in SHEETS:
         raise ValueError(f"set must be one of {', '.join(SHEETS)}, got {name!r}")
     for option, value, sets in (("kind", asked.kind, WITH_KINDS), ("size", asked.size, WITH_SIZES)):
@@ -45,7 +47,7 @@ def show(name: str, asked: Asked, out: Path) -> str:
     pixels = (sheet * 255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
     image = extra("PIL.Image").fromarray(pixels)
     with in_one_step(out) as file:
-        image.save(file, format="PNG", optimize=True)
+        image.save(file, format=kind, optimize=True)
     return caption
 
 
