@@ -117,6 +117,11 @@ def test_the_papers_schedule():
     assert DigitSettings(steps=10, stages=1).rate(9) == 0.01
 
 
+def test_a_drop_that_leaves_nothing():
+    settings = DigitSettings(drop=1e200)
+    assert [settings.rate(step) for step in (0, 100_000)] == [0.01, 0.0]
+
+
 def test_settings_as_text():
     changed = DigitSettings().changed({"steps": "3000", "learning_rate": "2e-2"})
     assert (changed.steps, changed.learning_rate) == (3000, 0.02)
@@ -132,7 +137,7 @@ def test_settings_as_text():
         ({"steps": "1.5"}, "steps must be a whole number, got '1.5'"),
         ({"drop": "x"}, "drop must be a number, got 'x'"),
         ({"steps": "0"}, "steps must be at least 1, got 0"),
-        ({"learning_rate": "nan"}, "learning_rate must be a number more than 0, got nan"),
+        ({"learning_rate": "nan"}, "learning_rate must be a number more than 0, 1e+30 at most, got nan"),
         ({"momentum": "1"}, "momentum must be at least 0 and less than 1, got 1.0"),
         ({"held_out": "-1"}, "held_out must be at least 0, got -1"),
     ],
@@ -165,6 +170,18 @@ def test_a_classification_network_has_three_layers_of_weights():
     assert [m.kernel_size for m in convolutions] == [(9, 9), (7, 7)]
     pools = [m for m in networks.build(named("R/CNN")).classifier if isinstance(m, nn.MaxPool2d)]
     assert len(pools) == 2
+
+
+@pytest.mark.parametrize(("name", "rectifiers"), [("R/FCN", 2), ("R/CNN", 2), ("R/ST-FCN spline", 2)])
+def test_a_classification_network_has_two_rectifiers(name, rectifiers):
+    """One behind each hidden layer."""
+    classifier = networks.build(named(name)).classifier
+    assert sum(isinstance(layer, nn.ReLU) for layer in classifier.modules()) == rectifiers
+
+
+def test_settings_of_a_model_that_is_not_there():
+    with pytest.raises(ValueError, match="distorted-mnist has no model FNC, whose own settings are given"):
+        dataclasses.replace(distorted_mnist.EXPERIMENT, own_settings={"FNC": DigitSettings()})
 
 
 def test_hidden_layers_are_as_wide_as_one_another_or_as_the_text_says():

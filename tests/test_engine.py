@@ -203,6 +203,35 @@ def test_a_cell_that_is_done_is_free_again(digits):
     assert seen == ["R/FCN", "E/FCN"]
 
 
+def test_runs_of_different_lengths_side_by_side(digits):
+    """None jumps over a point of its curve, a change of its rate or its end, whichever comes first."""
+    (long,), (short,) = jobs("R/FCN", steps=50), jobs("E/FCN", steps=30)
+    alone = {}
+    for job in (long, short):
+        other = job._replace(
+            record=Path("alone") / job.record.name, checkpoint=Path("alone") / job.checkpoint.name
+        )
+        (alone[job.cell.name],) = engine.train([other], digits, CPU).records
+    found = engine.train([long, short], digits, CPU, at_once=2).records
+    assert [(record.cell, record.steps) for record in found] == [("E/FCN", 30), ("R/FCN", 50)]
+    for record in found:
+        assert record.curve == alone[record.cell].curve
+        assert record.error == alone[record.cell].error
+
+
+def test_a_point_of_the_curve_is_the_mean_since_the_last(digits):
+    """Of losses that each step adds to the sums."""
+    (job,) = jobs("R/FCN", steps=20, curve=4)
+    training = engine.Training(job, digits, CPU)
+    for step in range(1, 21):
+        training.run.sums += torch.tensor([float(step), step / 100])
+        training.run.step_number = step
+        training.note()
+    assert [(point.step, point.loss, round(point.error, 3)) for point in training.curve] == [
+        (5, 3.0, 3.0), (10, 8.0, 8.0), (15, 13.0, 13.0), (20, 18.0, 18.0),
+    ]  # fmt: skip
+
+
 def test_a_folder_that_cannot_be_written_is_found_out_first(digits):
     (job,) = jobs("R/FCN")
     Path("results").write_text("no folder")
@@ -384,9 +413,9 @@ def test_the_command(capsys):
 
 
 def test_settings_after_options(capsys):
-    assert main([*TRAIN, "--model", "FCN", *small(), "--seed", "3", "batch=8"]) == 0
+    assert main([*TRAIN, "--model", "FCN", *small(), "--seed", "3", "momentum=0.5"]) == 0
     record = records.read(found("results/*/*.json"))
-    assert (record.seed, record.settings["batch"], record.settings["steps"]) == (3, 8, 30)
+    assert (record.seed, record.settings["momentum"], record.settings["steps"]) == (3, 0.5, 30)
 
 
 def test_records_of_changed_runs_are_told_apart():
@@ -415,6 +444,36 @@ def test_several_values_of_settings(capsys):
     assert "every cell has its record" in capsys.readouterr().out
 
 
+def test_one_of_several_values_goes_on_alone():
+    both = ["--model", "FCN", *small(momentum="0.5,0.9", steps=100_000)]
+    assert main([*TRAIN, *both, "--at-once", "2", "--time-limit", "4"]) == 3
+    kept = sorted(Path("runs").rglob("*.checkpoint.safetensors"))
+    assert len(kept) == 2
+    before = [checkpoints.load(path).state.numbers["step"] for path in kept]
+    one = ["--model", "FCN", *small(momentum="0.9", steps=100_000), "--time-limit", "4"]
+    assert main([*TRAIN, *one, "localiser_rate=0.1"]) == 3  # which is nothing to it
+    after = [checkpoints.load(path).state.numbers["step"] for path in kept]
+    assert 0 < before[0] == after[0]
+    assert 0 < before[1] < after[1]
+
+
+def test_a_record_of_another_run_in_a_place_is_named(capsys):
+    """As those are that were made before an experiment's settings changed."""
+    options = [*TRAIN, "--model", "FCN", *small()]
+    assert main(options) == 0
+    path = found("results/*/*.json")
+    record = records.read(path)
+    for changed, said in (
+        ({"settings": {**record.settings, "momentum": 0.5}}, "is of a run with momentum=0.5 on UCI digits"),
+        ({"digits": "MNIST"}, "is of a run on MNIST"),
+        ({"seed": 3}, "is of R/FCN, seed 3: move it away"),
+    ):
+        records.write(dataclasses.replace(record, **changed), path)
+        capsys.readouterr()
+        assert main(options) == 1
+        assert f"{path} {said}" in capsys.readouterr().err
+
+
 def test_failed_runs_and_again(capsys):
     options = ["--model", "FCN", *small(learning_rate=1e9)]
     assert main([*TRAIN, *options]) == 1
@@ -438,13 +497,18 @@ def test_a_time_limit(capsys):
     ("arguments", "message"),
     [
         (["step=3"], "there is no setting 'step'; did you mean steps?"),
+        (["steps=3", "steps=4"], "steps is given twice; several values are steps=3,4"),
+        (["learning_rate=1e39"], "learning_rate must be a number more than 0, 1e+30 at most, got 1e+39"),
+        (["drop=1e-300"], "drop must be a number of at least 1, got 1e-300"),
+        (["--ray", "--device", "cpu"], "--ray shares out the cells by itself: it takes no --device"),
+        (["--ray", "--at-once", "2"], "and no --at-once"),
         (["steps=3,,4"], "steps must be a whole number, got ''"),
         (["steps=many"], "steps must be a whole number, got 'many'"),
         (["steps"], "a setting must be given as KEY=VALUE, got 'steps'"),
         (["--model", "ST-FCN afine"], "did you mean ST-FCN affine?"),
         (["--data", "RST"], "data must be one of R, RTS, P, E, got 'RST'; did you mean RTS?"),
         (["--device", "abacus"], "--device abacus:"),
-        (["drop=inf"], "drop must be a number more than 0, got inf"),
+        (["drop=inf"], "drop must be a number of at least 1, got inf"),
         (["parameters=10"], "parameters must be at least"),
     ],
 )
@@ -455,7 +519,14 @@ def test_bad_arguments(arguments, message, capsys):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--seed", "a"], ["--seed", "-1"], ["--time-limit", "soon"], ["--at-once", "0"], ["--ray", "steps=3"]],
+    [
+        ["--seed", "a"],
+        ["--seed", "-1"],
+        ["--seed", str(2**32)],
+        ["--time-limit", "soon"],
+        ["--at-once", "0"],
+        ["--ray", "steps=3"],
+    ],
 )
 def test_arguments_that_do_not_parse(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):

@@ -74,6 +74,14 @@ def test_cases_show_volumes_boxes_and_projections(trained, digits):
         assert (found / found.max() - upright[0, 0]).abs().mean() < 0.05
 
 
+def test_boxes_are_shown_whole():
+    """However far they reach beyond the volume, unless it is very far."""
+    theta = st.Affine(3).identity()
+    for reach, half in ((0.5, 32), (1, 32), (2, 62), (2.5, 77), (9, 90)):
+        boxes = [volumes.box(st.Affine(3), scale * theta, 60, "above") for scale in (0.3, reach)]
+        assert volumes.around(boxes, 60) == pytest.approx(half, abs=1)
+
+
 def test_edges_of_a_box():
     """Twelve, each along one axis."""
     identity = st.Affine(3).identity()

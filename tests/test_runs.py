@@ -253,6 +253,14 @@ def test_volumes_are_tested_and_measured(name, digits, monkeypatch):
     assert tested.measures == {"off centre": pytest.approx(away.item(), rel=1e-4)}
 
 
+def test_a_run_trains_on_none_that_are_held_out(digits):
+    run = Run(small("R/FCN", held_out=100), 0, digits, "cpu")
+    assert len(run.images) == len(run.labels) == len(digits.train.labels) - 100
+    assert torch.equal(run.labels, digits.train.labels[:-100])
+    assert torch.equal(run.digits.test.labels, digits.train.labels[-100:])
+    assert run.trained_on == "UCI digits, 100 held out"
+
+
 def test_held_out_digits_are_not_trained_on(digits):
     found = held_out(digits, 100)
     assert len(found.train.labels) == 1397

@@ -151,8 +151,8 @@ def test_only_the_papers_settings_and_digits_count(tmp_path):
     assert f"Not in the table: 3 runs with other settings or digits: {said}." in text
     short = made(tmp_path, wanted=Wanted({"steps": 30}, "MNIST"))
     assert row(short, "FCN")["R"] == "50.00 (1) ▲ / 2.1"
-    assert "Not the paper's settings or digits: steps=30." in short
-    assert "the paper's settings and digits (no option) (1)" in short.split("Not in the table")[1]
+    assert "Not the experiment's own settings or digits: steps=30." in short
+    assert "the experiment's own (no option) (1)" in short.split("Not in the table")[1]
     held = made(tmp_path, wanted=Wanted({"held_out": 10_000}, "MNIST"))
     assert row(held, "FCN")["R"] == "40.00 (1) ▲ / 2.1"
     assert row(made(tmp_path, wanted=Wanted({}, "UCI digits")), "FCN")["R"] == "30.00 (1) ▲ / 2.1"
@@ -198,7 +198,7 @@ def test_models_with_settings_of_their_own(tmp_path):
         assert [row(table, name)["R"].split()[0].strip("*") for table in tables] == errors
     assert results.asked(DISTORTED, {"steps": 150_000}, "MNIST") == Wanted({}, "MNIST")
     with_options = made(tmp_path, wanted=at[0.01])
-    assert "Not the paper's settings or digits: learning_rate=0.01." in with_options
+    assert "Not the experiment's own settings or digits: learning_rate=0.01." in with_options
 
 
 def test_what_is_no_record_is_refused_by_name(tmp_path):

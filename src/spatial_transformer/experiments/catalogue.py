@@ -55,10 +55,15 @@ def known(what: str, name: str, names: Iterable[str]) -> str:
 
 def assignments(given: Sequence[str]) -> dict[str, str]:
     """Settings as the command line has them, each as ``KEY=VALUE``."""
-    found = {}
+    found = dict[str, str]()
     for text in given:
         key, equals, value = text.partition("=")
         if not equals:
             raise ValueError(f"a setting must be given as KEY=VALUE, got {text!r}")
-        found[key.strip().replace("-", "_")] = value.strip()
+        name = key.strip().replace("-", "_")
+        if name in found:
+            raise ValueError(
+                f"{name} is given twice; several values are {name}={found[name]},{value.strip()}"
+            )
+        found[name] = value.strip()
     return found

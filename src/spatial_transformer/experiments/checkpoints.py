@@ -93,7 +93,10 @@ def write(tensors: Mapping[str, Tensor], path: Path, about: dict[str, str] | Non
     with in_one_step(path) as file:
         # Straight from the tensors, which may be large: their bytes are not gathered in memory first. It puts
         # a file of its own under the name, for its owner alone, which has to reach the disk as well.
-        extra("safetensors.torch").save_file(dict(tensors), file.name, about)
+        try:
+            extra("safetensors.torch").save_file(dict(tensors), file.name, about)
+        except extra("safetensors").SafetensorError as error:  # a full disk, say
+            raise OSError(f"{path} cannot be written: {error}") from error
         with open(file.name, "rb") as written:
             os.chmod(file.name, os.fstat(file.fileno()).st_mode & 0o777)
             os.fsync(written.fileno())

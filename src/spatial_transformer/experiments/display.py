@@ -7,12 +7,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from .catalogue import EXPERIMENTS
 from .engine import Job, Training, Watcher
 from .extra import extra
 from .records import Record
+from .results import Result, as_the_paper
 
 QUIET = 30.0  # seconds between lines
 SMOOTH = 0.2  # what the last look counts for in the speed
@@ -61,8 +63,10 @@ def result(name: str, record: Record) -> str:
     """A run and its record in a line."""
     if record.status == "failed":
         return f"{name}: FAILED, {record.reason}"
-    usual = EXPERIMENTS[record.experiment].task.data
-    paper = "" if record.paper is None or record.digits != usual else f" (the paper's: {record.paper} %)"
+    experiment = EXPERIMENTS[record.experiment]
+    cell = next(cell for cell in experiment.cells if cell.name == record.cell)
+    as_it = as_the_paper(experiment).counts(Result(Path(), record, cell))
+    paper = f" (the paper's: {record.paper} %)" if record.paper is not None and as_it else ""
     return f"{name}: {record.error:.2f} % of {record.digits} wrong{paper}, {duration(record.seconds)}"
 
 

@@ -71,7 +71,7 @@ class Training:
         self.identity = {
             "cell": f"{job.cell.experiment} {job.run}",
             "digits": self.run.trained_on,
-            **dataclasses.asdict(job.cell.settings),
+            **{name: value for name, value in vars(job.cell.settings).items() if job.cell.heeds(name)},
         }
         self.commits = [provenance.commit()]  # of the code that trains, not of what it has become by the end
         self.seconds = 0.0  # of training; where several train at once, a share of the time

@@ -38,6 +38,7 @@ OUTERMOST = 0.02  # of what is distinct, at each side, is left out
 SAY_EVERY = 5.0  # seconds
 KINDS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif")
 LINE = "#ff5a36"
+GREY = (128, 128, 128, 255)  # behind what is transparent
 
 
 class Picture(NamedTuple):
@@ -132,22 +133,53 @@ def read(folder: Path) -> list[Picture]:
     """The pictures of a folder, by name; an error names what cannot be read."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is no folder")
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in KINDS)
+    paths = sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() in KINDS and not path.name.startswith(".") and not path.is_dir()
+    )
     if len(paths) < LEAST:
         raise ValueError(f"{folder} has {len(paths)} pictures ({', '.join(KINDS)}): {LEAST} are the least")
-    return [opened(path) for path in paths]
+    found, unreadable = [], []
+    for path in paths:
+        try:
+            found.append(opened(path))
+        except ValueError as error:
+            unreadable.append(str(error))
+    if unreadable:
+        raise ValueError("\n".join(unreadable))
+    return found
 
 
 def opened(path: Path) -> Picture:
     image_module = extra("PIL.Image")
     try:
-        with image_module.open(path) as file:
-            upright = extra("PIL.ImageOps").exif_transpose(file).convert("RGB")
+        upright = in_colour(path)
     except (OSError, ValueError, SyntaxError, image_module.DecompressionBombError) as error:
         raise ValueError(f"{path} cannot be read as a picture: {error}") from error
     small = upright.resize((SIZE, SIZE), image_module.Resampling.BOX)
     pixels = torch.from_numpy(np.asarray(small).copy()).permute(2, 0, 1).float() / 255
     return Picture(path, upright.size, pixels)
+
+
+def in_colour(path: Path) -> Any:
+    """A picture upright, as RGB. Levels beyond 8 bits are spread from the darkest to the brightest that there
+    is, where Pillow would cut them off; what lies behind a transparent pixel is grey, whatever it holds."""
+    image_module = extra("PIL.Image")
+    with image_module.open(path) as file:
+        upright = extra("PIL.ImageOps").exif_transpose(file)
+    if upright.mode.startswith(("I", "F")):
+        levels = np.asarray(upright, dtype=np.float64)
+        darkest, brightest = levels.min(), levels.max()
+        if not np.isfinite([darkest, brightest]).all():
+            raise ValueError("it has pixels that are no numbers")
+        spread = (levels - darkest) * (255 / max(brightest - darkest, 1e-12))
+        upright = image_module.fromarray(spread.round().astype(np.uint8))
+    if upright.has_transparency_data:
+        clear = upright.convert("RGBA")
+        ground = image_module.new("RGBA", clear.size, GREY)
+        upright = image_module.alpha_composite(ground, clear)
+    return upright.convert("RGB")
 
 
 def trained(pictures: list[Picture], given: argparse.Namespace, stop: Any) -> tuple[Tensor, int]:
@@ -223,8 +255,7 @@ def write(pictures: list[Picture], boxes: Tensor, about: dict[str, Any], out: Pa
 
 
 def draw(picture: Picture, edges: list[float], path: Path) -> None:
-    with extra("PIL.Image").open(picture.path) as file:
-        page = extra("PIL.ImageOps").exif_transpose(file).convert("RGB")
+    page = in_colour(picture.path)
     wide = max(2, round(max(picture.size) / 150))
     extra("PIL.ImageDraw").Draw(page).rectangle(edges, outline=LINE, width=wide)
     with in_one_step(path) as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from .pictures import Base, Trained, cases_alone
 from .tested_digits import first_images
 
 # Of a volume [1, D, H, W]: the axis that a view sums up, and which of x, y, z lie across and down on it.
+FURTHEST = 1.5  # times the side of a volume, that is shown to either side of its middle at most
 VIEWS = {"front": (1, (0, 1)), "above": (2, (0, 2))}
 # Of the corners of a box, x changing fastest: those that an edge joins.
 EDGES = [(a, a | bit) for a in range(8) for bit in (1, 2, 4) if not a & bit]
@@ -42,17 +44,23 @@ def cases(one: Trained, shown: Shown, base: Base) -> Any:
     """Volumes seen from the front and from above, with the box that the transformer reads, and what it makes
     of them, from above and from the front: the last is what the classification network gets."""
     numbers, saved = chosen_cases(one, shown.labels, base)
-    rows = ("from the front", "from above", "out: above", "out: front")
+    rows = ("from the front", "from above", "out: above", "projection")
     made, table = panels(rows, len(numbers), 1.2, above=0.68, below=0.8)
     size = one.cell.data.size
+    boxes = {
+        (number, view): box(one.family, shown.theta[number], size, view)
+        for number in numbers
+        for view in VIEWS
+    }
+    half = around(boxes.values(), size)
     for column, number in zip(table.T, numbers, strict=True):
         theta, volume = shown.theta[number], shown.before[number]
         after = warp(volume[None], theta[None], one.family, size=(one.cell.data.shown,) * 3)[0]
         for axes, view in zip(column[:2], ("front", "above"), strict=True):
             projected(axes, volume, view)
-            for edge in box(one.family, theta, size, view):
+            for edge in boxes[number, view]:
                 axes.plot(*edge.T, color=GRID, linewidth=1.2, solid_capstyle="round")
-            zoom_out(axes, size, 0.75 * size)
+            zoom_out(axes, size, half)
         for axes, view in zip(column[2:], ("above", "front"), strict=True):
             projected(axes, after, view)
         label = int(shown.labels[number])
@@ -60,6 +68,12 @@ def cases(one: Trained, shown: Shown, base: Base) -> Any:
         write_answers(column[-1], one, base, number, label)
     entitle(made, cases_title(one, len(numbers), len(shown.labels), saved, base), one.footer)
     return made
+
+
+def around(boxes: Iterable[Any], size: int) -> float:
+    """Half of the side of a square that holds all boxes, unless they reach far beyond the volume; pixels."""
+    furthest = max(float(abs(edges - (size - 1) / 2).max()) for edges in boxes)
+    return min(max(furthest, size / 2) + 2, FURTHEST * size)
 
 
 def projected(axes: Any, volume: Tensor, view: str) -> None:

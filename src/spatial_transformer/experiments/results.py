@@ -79,11 +79,10 @@ def changed(settings: Mapping[str, Any], cell: Cell) -> dict[str, Any]:
     was done before there was a choice. Without a transformer those of localisers are as good as any."""
     known = dataclasses.asdict(cell.settings)
     given = {field.name: field.default for field in dataclasses.fields(cell.settings)} | dict(settings)
-    localises = cell.model.transformer is not None
     return {
         name: value
         for name, value in given.items()
-        if (name not in known or value != known[name]) and (localises or not name.startswith("localiser_"))
+        if (name not in known or value != known[name]) and cell.heeds(name)
     }
 
 

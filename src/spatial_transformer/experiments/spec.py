@@ -11,6 +11,7 @@ from typing import Any, Self
 
 PRECISIONS = ("mixed", "float32")
 CLASSES = 10  # of digits
+FASTEST = 1e30  # a learning rate that float32 holds
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,12 @@ class Settings:
         for name in ("steps", "batch", "stages", "curve"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "drop"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a number more than 0, got {getattr(self, name)}")
+        if not 0 < self.learning_rate <= FASTEST:
+            raise ValueError(
+                f"learning_rate must be a number more than 0, {FASTEST:g} at most, got {self.learning_rate}"
+            )
+        if not 1 <= self.drop < math.inf:
+            raise ValueError(f"drop must be a number of at least 1, got {self.drop}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be at least 0 and less than 1, got {self.momentum}")
         if self.precision not in PRECISIONS:
@@ -85,7 +89,10 @@ class Settings:
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
-        return self.learning_rate / self.drop ** (step * self.stages // self.steps)
+        try:
+            return self.learning_rate / self.drop ** (step * self.stages // self.steps)
+        except OverflowError:  # of a drop that leaves nothing
+            return 0.0
 
     def turns(self) -> set[int]:
         """The steps from which on something is learnt at another rate; and the last."""
@@ -139,6 +146,10 @@ class Cell:
     def name(self) -> str:
         return f"{self.data.kind}/{self.model.name}"
 
+    def heeds(self, setting: str) -> bool:
+        """Whether a setting makes a difference to it: those of localisers do not where there are none."""
+        return self.model.transformer is not None or not setting.startswith("localiser_")
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -169,6 +180,10 @@ class Experiment:
     measures: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # Errors that the paper's table has of others: who -> one for each column, None where there is none.
     quoted: Mapping[str, tuple[float | None, ...]] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.own_settings) - {model.name for model in self.models}:
+            raise ValueError(f"{self.name} has no model {min(unknown)}, whose own settings are given")
 
     @property
     def cells(self) -> list[Cell]:

@@ -61,7 +61,7 @@ def table(
     legend = LEGENDS[experiment.prints] if experiment.paper else LEGEND_ALONE
     parts = ["\n".join(grid(experiment, cells)), legend]
     if wanted != as_the_paper(experiment):
-        parts.insert(0, f"**Not the paper's settings or digits:{wanted.options}.**")
+        parts.insert(0, f"**Not the experiment's own settings or digits:{wanted.options}.**")
     if not brief:
         means = {name: found.mean for name, found in cells.items() if found.mean is not None}
         claims = [verdict(claim, means, experiment.prints) for claim in experiment.claims]
@@ -258,7 +258,7 @@ def left_out(experiment: Experiment, results: Sequence[Result], wanted: Wanted) 
     others = [result for result in results if not wanted.counts(result)]
     if not others:
         return ""
-    usual = "the paper's settings and digits (no option)"
+    usual = "the experiment's own (no option)"
     groups = counts(Wanted(one.changed, one.digits).options.strip() or usual for one in others)
     runs = f"{len(others)} run{'s' if len(others) > 1 else ''}"
     return (

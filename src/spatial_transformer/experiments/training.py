@@ -25,6 +25,8 @@ from .spec import Cell
 from .tasks import Dataset
 
 FAILED, UNFINISHED, INTERRUPTED = 1, 3, 130  # exit statuses
+LARGEST_SEED = 2**32
+AUTO = "auto"
 
 
 def add(commands: Any) -> None:
@@ -51,9 +53,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--digits", choices=tasks.NAMES, default=tasks.AUTO, help="auto: MNIST, else the packaged ones"
     )
-    parser.add_argument(
-        "--device", default="auto", help="auto (a GPU if there is one), cpu, cuda, cuda:1 ..."
-    )
+    parser.add_argument("--device", default=AUTO, help="auto (a GPU if there is one), cpu, cuda, cuda:1 ...")
     parser.add_argument(
         "--at-once", type=count, help="cells side by side (a GPU: all small ones; the CPU: one)"
     )
@@ -99,6 +99,8 @@ def epilog() -> str:
 def run(given: argparse.Namespace) -> int:
     """Trains, and gives the exit status."""
     deadline = time.monotonic() + given.time_limit
+    if given.ray is not None and (given.device != AUTO or given.at_once is not None):
+        raise ValueError("--ray shares out the cells by itself: it takes no --device and no --at-once")
     experiment, changes = EXPERIMENTS[given.experiment], assignments(given.settings)
     cells = [
         dataclasses.replace(cell, settings=cell.settings.changed(variant))
@@ -155,9 +157,25 @@ def wanted(cells: Sequence[Cell], data: Dataset, given: argparse.Namespace) -> l
     """The jobs that have no record, or one that failed where those are wanted again."""
     found = []
     for job in jobs_of(cells, data, given.seed, given.results, given.runs):
-        if not job.record.exists() or (given.again and records.read(job.record).status == "failed"):
-            found.append(job)
+        if job.record.exists():
+            record = records.read(job.record)
+            check_record(job, record, data)
+            if not (given.again and record.status == "failed"):
+                continue
+        found.append(job)
     return found
+
+
+def check_record(job: engine.Job, record: records.Record, data: Dataset) -> None:
+    """Refuses a record at a job's place that is not the job's."""
+    other = results.changed(record.settings, job.cell)
+    if (record.cell, record.seed) != (job.cell.name, job.seed):
+        raise records.RecordError(f"{job.record} is of {record.cell}, seed {record.seed}: move it away")
+    if other or record.digits.split(",")[0] != data.name:
+        settings = f" with {results.assigned(other)}" if other else ""
+        raise records.RecordError(
+            f"{job.record} is of a run{settings} on {record.digits}, of older settings maybe: move it away"
+        )
 
 
 def jobs_of(
@@ -174,7 +192,7 @@ def jobs_of(
 
 
 def device_of(name: str) -> torch.device:
-    if name == "auto":
+    if name == AUTO:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
@@ -189,8 +207,8 @@ def seeds(text: str) -> list[int]:
         found = [int(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be whole numbers such as 0,1,2, got {text!r}") from None
-    if min(found) < 0:
-        raise argparse.ArgumentTypeError(f"must not be negative, got {text!r}")
+    if not 0 <= min(found) <= max(found) < LARGEST_SEED:
+        raise argparse.ArgumentTypeError(f"must be from 0 to {LARGEST_SEED - 1:,}, got {text!r}")
     return sorted(set(found))
 
 

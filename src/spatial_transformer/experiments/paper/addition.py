@@ -51,7 +51,7 @@ EXPERIMENT = Experiment(
         "A transformer gives 56 px, pooled to 28, as for RTS.",
         "Two transformers side by side start at the same identity and differ by their localisers' weights.",
         "Networks have 670,000 parameters and not about 400,000 as in A.4, of which two localisers take "
-        "226,000. Fully connected ones have 256 units in their second layer and in their first the FCN 176, "
+        "231,000. Fully connected ones have 256 units in their second layer and in their first the FCN 176, "
         "an ST-FCN 301, a 2xST-FCN 128 (A.4: 128 to 256); the CNN has 111 filters (A.4: 32 to 64).",
     ),
     settings=DigitSettings(parameters=670_000, learning_rate=0.02, localiser_rate=0.25),

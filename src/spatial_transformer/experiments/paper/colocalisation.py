@@ -47,7 +47,8 @@ EXPERIMENT = Experiment(
         "parameters, with 128 the 100 thousand that the text says. Its pixels are standardised.",
         "The encoder is a CNN of 32 filters a layer, as section A.4 has them at least, trained for 1,200 "
         "steps on crops of digits among clutter, which lie up to 0.3 of their half width beside the digit "
-        "and are 0.8 to 1.3 times as wide as its frame; images are of digits it has not seen.",
+        "and are 0.8 to 1.3 times as wide as its frame: it knows labels and places of those digits. The "
+        "images that are localised are of others, of which neither is known.",
         "A third of its crops lie anywhere. Those whose centre is 0.6 of their half width or more from the "
         "digit's have a class of their own, the eleventh, and nearer ones are left out: without it crops may "
         "end on a part that all digits of a class have (the feet of 2s, in most runs).",
@@ -57,8 +58,8 @@ EXPERIMENT = Experiment(
         "nearest counts.",
         "A crop is also drawn to the place of the best of these patches, as strongly as that one would lose "
         "less in its place: the gradient of the loss alone finds fewer of the digits among clutter.",
-        "Crops are moved by up to 0.2 of their half width and scaled by up to 1.25 at random, less than the "
-        "encoder's were: otherwise all of them may have the digit in the same corner.",
+        "Crops are moved by up to 0.2 of their half width and scaled by up to 1.25 at random: otherwise all "
+        "of them may have the digit in the same corner.",
         "Random patches have the size of the crop, and lie within the image, as crops do.",
         "The crop's scale starts midway and is kept between 0.27 and 0.5 (a digit has 1/3, the encoder saw "
         "0.27 to 0.42); it moves at 0.3 of the pace of the place.",
@@ -71,8 +72,9 @@ EXPERIMENT = Experiment(
     ),
     claims=(
         Claim(
-            "Without clutter digits are localised more often than among it.",
+            "Without clutter digits are localised at least as often as among it.",
             tuple((f"T84/{model.name}", f"TC84/{model.name}") for model in MODELS),
+            within=0.0,
         ),
     ),
     prints="accuracy",
