@@ -15,6 +15,7 @@ pytest.importorskip("safetensors")
 pytest.importorskip("matplotlib")
 Image = pytest.importorskip("PIL.Image")
 
+import spatial_transformer as st  # noqa: E402
 from spatial_transformer import cli  # noqa: E402
 from spatial_transformer.experiments import (  # noqa: E402
     checkpoints,
@@ -184,6 +185,85 @@ def test_crops_are_shaken_about_where_they_are():
     assert 1 / 1.25 <= times.min() < 0.81 < 1.24 < times.max() <= 1.25
     assert torch.allclose(off.std(0), torch.full((2,), 0.4 / 12**0.5), rtol=0.1)
     assert 0.19 < off.abs().max() <= 0.2 + 1e-6
+
+
+class Places(nn.Module):
+    """A transformer with a learnt (scale, x, y) for each image, whose number is its first pixel."""
+
+    family, size = st.Attention(), (5, 5)
+
+    def __init__(self, count):
+        super().__init__()
+        scale_x_y = torch.tensor([0.35, -0.3, -0.3]) + torch.tensor([0.1, 0.6, 0.6]) * torch.rand(count, 3)
+        self.places = nn.Parameter(scale_x_y.double())
+
+    def theta(self, images):
+        return self.places[images[:, 0, 0, 0].long()]
+
+
+def test_a_step_is_that_of_the_text(monkeypatch):
+    """Loss and gradient beside loops over images and patches, in float64."""
+    torch.manual_seed(0)
+    count, batch = 7, 5
+    images = torch.rand(count, 1, 12, 12, dtype=torch.float64)
+    images[:, 0, 0, 0] = torch.arange(count)
+    network, encode = Places(count), nn.Sequential(nn.Flatten(), nn.Linear(25, 4), nn.Tanh()).double()
+    objective = colocalisation.Objective(images, network, encode, RandomNumbers(3), batch=batch, momentum=0.9)
+    drawn, moved = {}, []
+    for name in ("shaken", "elsewhere"):
+        usual = getattr(colocalisation, name)
+
+        def noted(theta, random, name=name, usual=usual):
+            before = random.state()
+            drawn[name] = usual(theta, random)
+            drawn[f"{name} again"] = (usual, before)
+            return drawn[name]
+
+        monkeypatch.setattr(colocalisation, name, noted)
+    monkeypatch.setattr(objective, "move", moved.append)
+    loss, chosen, theta = objective.step()
+
+    assert len(set(chosen.tolist())) == batch
+    places = network.places[chosen]
+    assert torch.equal(theta, places.detach())
+    usual, before = drawn["shaken again"]
+    random = RandomNumbers(3)
+    random.set_state(before)
+    crops = usual(places, random)
+
+    def encoded(image, at):
+        return encode(st.warp(images[image][None], at[None], st.Attention(), size=(5, 5)))[0]
+
+    def squared(one, other):
+        return (one - other).square().sum()
+
+    crop = [encoded(number, crops[i]) for i, number in enumerate(chosen.tolist())]
+    met = [each.detach() for each in crop]
+    losses, guidance = [], []
+    for i, number in enumerate(chosen.tolist()):
+        around = drawn["elsewhere"][i]
+        patches = [encoded(number, at).detach() for at in around]
+        nearest = min(squared(crop[i], patch) for patch in patches)
+        others = [j for j in range(batch) if j != i]
+        losses.append(
+            sum((squared(crop[i], met[j]) - nearest + 1).clamp(min=0) for j in others) / len(others)
+        )
+        of_patches = []
+        for k, patch in enumerate(patches):
+            near = min(squared(patch, other) for m, other in enumerate(patches) if m != k)
+            of_patches.append(
+                sum((squared(patch, met[j]) - near + 1).clamp(min=0) for j in others) / len(others)
+            )
+        best = min(range(len(patches)), key=lambda k: of_patches[k])
+        gain = (losses[-1].detach() - of_patches[best]).clamp(min=0)
+        guidance.append(gain * squared(places[i, 1:], around[best, 1:].detach()))
+    expected = torch.stack(losses).mean()
+    torch.testing.assert_close(loss, expected.detach())
+    assert any(each > 0 for each in guidance)
+    whole = expected + colocalisation.GUIDANCE * torch.stack(guidance).mean()
+    (gradient,) = torch.autograd.grad(whole, network.places)
+    torch.testing.assert_close(moved[0], gradient.flatten())
+    assert gradient.count_nonzero() > 0
 
 
 def test_a_step_looks_at_shaken_crops(digits, monkeypatch):
