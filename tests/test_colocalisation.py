@@ -37,6 +37,7 @@ from spatial_transformer.experiments.data import uci_digits  # noqa: E402
 from spatial_transformer.experiments.data.one_class import one_class  # noqa: E402
 from spatial_transformer.experiments.data.random_numbers import RandomNumbers  # noqa: E402
 from spatial_transformer.experiments.records import Record  # noqa: E402
+from spatial_transformer.experiments.runs import held_out  # noqa: E402
 
 EXPERIMENT = EXPERIMENTS["colocalisation"]
 CELLS = {cell.name: cell for cell in EXPERIMENT.cells}
@@ -321,6 +322,42 @@ def test_images_of_one_class(digits):
     assert (found.labels == 4).all()
     assert torch.equal(found.images, one_class("TC84", 4, 1, digits).images)
     assert not torch.equal(found.images, one_class("TC84", 4, 2, digits).images)
+
+
+def test_images_are_of_digits_that_the_encoder_has_not_seen(digits):
+    blank = digits._replace(train=digits.train._replace(images=torch.zeros_like(digits.train.images)))
+    found = one_class("T84", 4, 1, digits)
+    assert found.images.amax((1, 2, 3)).min() > 0.5
+    assert torch.equal(found.images, one_class("T84", 4, 1, blank).images)
+
+
+def test_a_run_is_of_its_seed_and_of_what_is_held_out(digits):
+    run = started(digits, held_out=200)
+    assert run.trained_on == "UCI digits, 200 held out"
+    kept = held_out(digits, 200)
+    assert torch.equal(run.images, one_class("TC84", 3, 0, kept).images)
+    assert not torch.equal(run.images, started(digits).images)
+    other = started(digits, seed=1, held_out=200)
+    assert not torch.equal(other.random.uniform(4), run.random.uniform(4))
+
+
+def test_the_training_error_is_of_the_boxes_of_the_images_that_were_seen(digits, monkeypatch):
+    run = started(digits)
+    chosen = torch.tensor([40, 3, 77, 12, 9, 60])
+    middle = (run.truth[:, :2] + run.truth[:, 2:]) / 2
+    theta = torch.cat([torch.full((100, 1), 1 / 3), middle], dim=1)[chosen]
+    monkeypatch.setattr(run.objective, "step", lambda: (torch.tensor(2.0), chosen, theta))
+    run.step()
+    assert run.means(1) == (2.0, 0.0)
+
+
+def test_the_encoder_sees_standardised_crops():
+    encoder, seen = encoders.DigitEncoder(4), []
+    first = next(layer for layer in encoder.network.classifier if isinstance(layer, nn.Conv2d))
+    first.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    crops = torch.rand(3, 1, 28, 28)
+    encoder(crops)
+    assert torch.equal(seen[0], (crops - networks.MEAN) / networks.DEVIATION)
 
 
 def test_the_encoder_is_trained_once(digits, monkeypatch):
