@@ -31,7 +31,7 @@ def looking_at(family, points):
 def of(family, *looked_at):
     """The measures of transformers that look at points, in pixels."""
     theta = torch.cat([looking_at(FAMILIES[family], points / 21) for points in looked_at], dim=1)
-    return measures.of(CELLS[f"addition/2xST-FCN {family}"], theta, CENTRE)
+    return measures.of(CELLS[f"addition/2xST-FCN {family}"], theta, {"centre": CENTRE})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -73,29 +73,44 @@ def test_those_that_look_nowhere_in_particular():
 def test_the_true_transforms_are_apart():
     """What undoes the distortion of each channel, turned and scaled as it is."""
     theta = st.Affine().inverse(DRAWN.theta)  # [N, 2, 6]
-    found = measures.of(CELLS["addition/2xST-FCN affine"], theta.flatten(1), CENTRE)
+    found = measures.of(CELLS["addition/2xST-FCN affine"], theta.flatten(1), {"centre": CENTRE})
     assert found == {"apart": 100, "settled": 100}
 
 
 def test_what_has_no_measure():
     for name in ("addition/ST-FCN affine", "addition/FCN", "RTS/ST-FCN affine", "R/CNN"):
-        assert measures.of(CELLS[name], torch.zeros(5, 6), torch.zeros(5, 2)) == {}
+        assert measures.of(CELLS[name], torch.zeros(5, 6), {"centre": torch.zeros(5, 2)}) == {}
 
 
-def test_how_far_a_projected_digit_is_from_the_middle():
+def test_how_far_a_projected_digit_is_from_the_middle_and_the_line_of_sight():
     drawn = Volumes().draw(COUNT, RandomNumbers(3))
-    centre = drawn.numbers["centre"]
-    without = measures.of(CELLS["3D/CNN"], torch.zeros(COUNT, 0), centre)
-    assert without == {"off centre": pytest.approx(centre[:, :2].norm(dim=1).median().item())}
+    centre, angles = drawn.numbers["centre"], drawn.numbers["angles"]
+    without = measures.of(CELLS["3D/CNN"], torch.zeros(COUNT, 0), drawn.numbers)
+    assert without["off centre"] == pytest.approx(centre[:, :2].norm(dim=1).median().item())
+    # Turned about x and y; about z it turns in its own plane.
+    tilted = torch.rad2deg(torch.acos(angles[:, 0].cos() * angles[:, 1].cos()))
+    assert without["off axis"] == pytest.approx(tilted.median().item(), rel=1e-4)
     cell = CELLS["3D/ST-CNN"]
-    back = st.Affine(3).inverse(drawn.theta)  # brings the digit to the middle
-    assert measures.of(cell, back, centre) == {"off centre": pytest.approx(0, abs=1e-3)}
+
+    def off(theta):
+        found = measures.of(cell, theta, drawn.numbers)
+        assert found.keys() == {"off centre", "off axis"}
+        return tuple(found.values())
+
+    back = st.Affine(3).inverse(drawn.theta)  # brings the digit to the middle, upright
+    assert off(back) == (pytest.approx(0, abs=1e-3), pytest.approx(0, abs=0.1))
+    identity = st.Affine(3).identity().expand(COUNT, -1)
+    assert off(identity) == (
+        pytest.approx(without["off centre"]),
+        pytest.approx(without["off axis"], rel=1e-3),
+    )
     shifted = st.Affine(3).compose(back, torch.tensor([1.0, 0, 0, 0.2, 0, 1, 0, 0, 0, 0, 1, 0.5]))
-    assert measures.of(cell, shifted, centre) == {"off centre": pytest.approx(6, abs=1e-2)}  # of 30
-    flat = torch.zeros(COUNT, 12)
-    assert measures.of(cell, flat, centre) == {"off centre": pytest.approx(30 * 2**0.5)}
+    assert off(shifted) == (pytest.approx(6, abs=1e-2), pytest.approx(0, abs=0.1))  # of 30
+    sheared = st.Affine(3).compose(back, torch.tensor([1.0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 1, 0]))
+    assert off(sheared) == (pytest.approx(0, abs=1e-3), pytest.approx(45, abs=0.1))
+    assert off(torch.zeros(COUNT, 12)) == (pytest.approx(30 * 2**0.5), 90)
 
 
 def test_every_measure_is_described():
     assert set(EXPERIMENTS["addition"].measures) == {measures.APART, measures.SETTLED}
-    assert set(EXPERIMENTS["volumes"].measures) == {measures.OFF_CENTRE}
+    assert set(EXPERIMENTS["volumes"].measures) == {measures.OFF_CENTRE, measures.OFF_AXIS}

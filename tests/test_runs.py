@@ -234,7 +234,7 @@ def test_pairs_are_tested_on_their_sums_and_measured(digits):
     assert tested.measures == {"apart": 0, "settled": 0}  # both look at the whole image yet
     with torch.no_grad():  # the second's own way of looking, which depends on the image
         run.network.transformer.each[1].head.weight.normal_(generator=torch.Generator().manual_seed(0))
-    expected = measures.of(run.cell, run.theta(fixed.images), fixed.drawn.numbers["centre"])
+    expected = measures.of(run.cell, run.theta(fixed.images), fixed.drawn.numbers)
     assert run.tested().measures == pytest.approx(expected)
     assert 20 < expected["apart"] < 80
     assert started("addition/ST-FCN affine", digits).tested().measures == {}
@@ -250,7 +250,10 @@ def test_volumes_are_tested_and_measured(name, digits, monkeypatch):
     wrong = run.network(fixed.images).argmax(1) != fixed.labels
     assert tested.error == pytest.approx(100 * wrong.double().mean().item())
     away = fixed.drawn.numbers["centre"][:, :2].norm(dim=1).median()
-    assert tested.measures == {"off centre": pytest.approx(away.item(), rel=1e-4)}
+    tilted = torch.rad2deg(torch.acos(fixed.drawn.numbers["turn"][:, 2, 2])).median()
+    assert tested.measures == {
+        "off centre": pytest.approx(away.item(), rel=1e-4), "off axis": pytest.approx(tilted.item(), rel=1e-3)
+    }  # fmt: skip
 
 
 def test_a_run_trains_on_none_that_are_held_out(digits):

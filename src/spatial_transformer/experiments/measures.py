@@ -5,6 +5,8 @@ Digits lie where they were drawn to lie, so where a transformer looks can be hel
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -13,25 +15,28 @@ from . import networks
 from .spec import Cell
 
 APART, SETTLED = "apart", "settled"
-OFF_CENTRE = "off centre"
+OFF_CENTRE, OFF_AXIS = "off centre", "off axis"
+TRUTH = ("centre", "turn")  # what is known of how digits were drawn, and made use of here
 
 
-def of(cell: Cell, theta: Tensor, centre: Tensor) -> dict[str, float]:
+def of(cell: Cell, theta: Tensor, truth: Mapping[str, Tensor]) -> dict[str, float]:
     """The measures of a cell, by name; none of most.
 
     theta: of the test images, [N, transformers * family.num_params].
-    centre: of their digits, in pixels from the image's. [N, 2]; of pairs [N, 2, 2], of volumes [N, 3]
+    truth: of their digits. "centre": in pixels from the image's, [N, 2]; of pairs [N, 2, 2], of volumes
+    [N, 3]. "turn": of volumes, as a rotation [N, 3, 3]
     """
     if cell.model.transformers > 1:
         family = networks.family_of(cell.model, cell.data)
         each = theta.unflatten(1, (cell.model.transformers, family.num_params))
-        return channels(attended(family, each, centre / (cell.data.size / 2)))
+        return channels(attended(family, each, truth["centre"] / (cell.data.size / 2)))
     if cell.data.dims == 3:
-        middle = centre / (cell.data.size / 2)
+        middle = truth["centre"] / (cell.data.size / 2)
+        ends = torch.stack([middle, middle + truth["turn"][:, :, 2]], dim=1)  # along the digit's depth
         if cell.model.transformer is not None:
-            family = networks.family_of(cell.model, cell.data)
-            middle = family.map_points(theta, middle[:, None])[:, 0]
-        return {OFF_CENTRE: off_centre(middle, cell.data.shown)}
+            ends = networks.family_of(cell.model, cell.data).map_points(theta, ends)
+        middle, end = ends.unbind(1)
+        return {OFF_CENTRE: off_centre(middle, cell.data.shown), OFF_AXIS: off_axis(end - middle)}
     return {}
 
 
@@ -65,3 +70,11 @@ def off_centre(middle: Tensor, size: int) -> float:
     median, and is said to be as far as the corner then, which is where the projection ends."""
     away = (middle[:, :2] * (size / 2)).norm(dim=1).nan_to_num(torch.inf)
     return min(float(away.median()), size / 2 * 2**0.5)
+
+
+def off_axis(depth: Tensor) -> float:
+    """How many degrees lie between the line of sight, z, and digits' depth [N, 3], as (x, y, z): the median.
+
+    What is flattened out has no direction, and is said to lie across."""
+    along = torch.nn.functional.normalize(depth, dim=1)[:, 2].abs().nan_to_num(0.0)
+    return float(torch.rad2deg(torch.acos(along.clamp(max=1))).median())

@@ -199,11 +199,12 @@ class Run(Descent):
             with tensor_cores(False):
                 scores, theta = self.network.scores_and_theta(part.images)
             # Where digits lie, as far as the distortion says it.
-            centre = part.drawn.numbers.get("centre", torch.zeros_like(theta[:, :0]))
-            parts.append((scores.argmax(1), part.labels, theta, centre))
-        predictions, labels, thetas, centres = (torch.cat(many)[:count] for many in zip(*parts, strict=True))
+            truth = [part.drawn.numbers.get(name, theta[:, :0]) for name in measures.TRUTH]
+            parts.append((scores.argmax(1), part.labels, theta, *truth))
+        predictions, labels, thetas, *truth = (torch.cat(many)[:count] for many in zip(*parts, strict=True))
         error = 100 * int((predictions != labels).sum()) / count
-        return Tested(error, predictions, thetas, measures.of(self.cell, thetas, centres))
+        known = dict(zip(measures.TRUTH, truth, strict=True))
+        return Tested(error, predictions, thetas, measures.of(self.cell, thetas, known))
 
     def first_images(self, count: int) -> Tensor:
         """The first images of the fixed test set. [count at most, channels, *size]"""

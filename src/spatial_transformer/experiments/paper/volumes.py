@@ -33,12 +33,15 @@ EXPERIMENT = Experiment(
     settings=DigitSettings(steps=40_000, batch=64, localiser_rate=0.1),
     claims=(
         Claim(
-            "A network that learns how to project a volume errs less than one that sums it up as it lies.",
+            "(Not the paper's, which has no such network beside it:) a network that learns how to project a "
+            "volume errs less than one that sums it up as it lies.",
             ((f"{KIND}/ST-CNN", f"{KIND}/CNN"),),
         ),
     ),
     measures={
         "off centre": "pixels from the middle of the projection to the digit's centre, the median. The "
         'paper: it "learns to create a 2D projection of the 3D space where the digit is centered"',
+        "off axis": "degrees between the line of sight and the digit's depth, the median; a digit that is "
+        "seen from its front has 0",
     },
 )
