@@ -113,7 +113,7 @@ def test_a_table_without_numbers_of_the_papers(tmp_path):
     text = made(tmp_path, VOLUMES)
     assert row(text, "ST-CNN") == {"3D": "4.10 ± 0.14 (2)"}
     assert row(text, "CNN") == {"3D": "9.00 (1)"}
-    assert "**holds**: A network that learns how to project" in text
+    assert "**holds**: (Not the paper's, which has no such network beside it:) a network" in text
     assert "the paper gives none" not in made(tmp_path, ADDITION)
 
 
