@@ -20,12 +20,14 @@ import torch
 filelock = pytest.importorskip("filelock")
 safetensors = pytest.importorskip("safetensors.torch")
 
+from made_up import record_of  # noqa: E402
+
 from spatial_transformer.cli import main  # noqa: E402
 from spatial_transformer.experiments import checkpoints, engine, networks, probes, provenance, records  # noqa: E402
 from spatial_transformer.experiments.catalogue import EXPERIMENTS, chosen  # noqa: E402
 from spatial_transformer.experiments.data import uci_digits  # noqa: E402
 from spatial_transformer.experiments.data.fixed_sets import fixed_set  # noqa: E402
-from spatial_transformer.experiments.display import Lines, Table, duration  # noqa: E402
+from spatial_transformer.experiments.display import Lines, Table, duration, result  # noqa: E402
 from spatial_transformer.experiments.interrupts import asked_to_stop  # noqa: E402
 from spatial_transformer.experiments.lockstep import Lockstep  # noqa: E402
 from spatial_transformer.experiments.runs import Run  # noqa: E402
@@ -538,6 +540,15 @@ def test_spans():
 
 
 # ---- what is shown ----
+
+
+def test_the_papers_error_stands_beside_what_is_trained_as_it_says():
+    (cell,) = chosen(EXPERIMENTS["distorted-mnist"], ["FCN"], ["R"])
+    real = record_of(cell, 0, 2.0, [], digits="MNIST")
+    assert result("R/FCN", real) == "R/FCN: 2.00 % of MNIST wrong (the paper's: 2.1 %), 1 s"
+    short = dataclasses.replace(real, settings={**real.settings, "steps": 30})
+    for other in (record_of(cell, 0, 2.0, []), short):
+        assert "the paper's" not in result("R/FCN", other)
 
 
 def test_lines(digits, monkeypatch):

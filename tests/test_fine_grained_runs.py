@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 import tarfile
 from pathlib import Path
 
@@ -340,7 +341,7 @@ def test_the_rate_changes_where_a_run_is_stopped_for_it_and_nowhere_else(steps):
     ("changed", "message"),
     [
         ({"batch": 0}, "batch must be at least 1, got 0"),
-        ({"learning_rate": 0.0}, "learning_rate must be a number more than 0, got 0.0"),
+        ({"learning_rate": 0.0}, "learning_rate must be a number more than 0, 1e+30 at most, got 0.0"),
         ({"localiser_rate": -1.0}, "localiser_rate must be a number of at least 0, got -1.0"),
         ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, got 1.0"),
         ({"following": 0.0}, "following must be more than 0 and at most 1, got 0.0"),
@@ -357,7 +358,7 @@ def test_the_rate_changes_where_a_run_is_stopped_for_it_and_nowhere_else(steps):
     ],
 )
 def test_settings_that_cannot_be(changed, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         dataclasses.replace(BirdSettings(), **changed)
 
 
@@ -402,7 +403,7 @@ def test_from_an_archive_to_a_table(tmp_path, capsys, random_weights):
     changes = ["steps=1", "batch=2", "curve=1", "backbone=efficientnet-lite0"]
     given = [*changes, "--data-dir", str(tmp_path / "archives")]
     assert main(["train", "birds", *given, "--model", "2xST-CNN", "--data", "448px"]) == 0
-    assert "% of CUB-200-2011 wrong (the paper's: 16.1 %)" in capsys.readouterr().out
+    assert "% of CUB-200-2011 wrong, " in capsys.readouterr().out
     (path,) = Path("results/birds").glob("*.json")
     assert path.name == "448px-2xST-CNN-backbone=efficientnet-lite0-batch=2-curve=1-steps=1-seed0.json"
     record = records.read(path)
