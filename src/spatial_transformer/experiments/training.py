@@ -168,11 +168,11 @@ def wanted(cells: Sequence[Cell], data: Dataset, given: argparse.Namespace) -> l
 
 def check_record(job: engine.Job, record: records.Record, data: Dataset) -> None:
     """Refuses a record at a job's place that is not the job's."""
-    other = results.changed(record.settings, job.cell)
     if (record.cell, record.seed) != (job.cell.name, job.seed):
         raise records.RecordError(f"{job.record} is of {record.cell}, seed {record.seed}: move it away")
-    if other or record.digits.split(",")[0] != data.name:
-        settings = f" with {results.assigned(other)}" if other else ""
+    found = results.Result(job.record, record, job.cell)
+    if found.changed or found.digits != data.name:
+        settings = f" with {results.assigned(found.changed)}" if found.changed else ""
         raise records.RecordError(
             f"{job.record} is of a run{settings} on {record.digits}, of older settings maybe: move it away"
         )
