@@ -54,6 +54,14 @@ def digits(one_thread):
     return uci_digits.load()
 
 
+@pytest.fixture(scope="module")
+def images(digits):
+    """All digits, [1797, 1, 28, 28]"""
+    from spatial_transformer.experiments.data.fixed_sets import as_images
+
+    return as_images(torch.cat([digits.train.images, digits.test.images]), "cpu")
+
+
 @pytest.fixture
 def alone_in_a_folder(tmp_path, monkeypatch):
     """Where runs of some dozen steps, which teach next to nothing, are not taken for stuck."""

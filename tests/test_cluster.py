@@ -23,7 +23,7 @@ from data_files import write_numbers  # noqa: E402
 
 from spatial_transformer.experiments import checkpoints, cluster, engine, records, tasks  # noqa: E402
 from spatial_transformer.experiments.catalogue import EXPERIMENTS, chosen  # noqa: E402
-from spatial_transformer.experiments.data import svhn, uci_digits  # noqa: E402
+from spatial_transformer.experiments.data import svhn  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -34,11 +34,6 @@ def two_workers():
     ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def digits(one_thread):
-    return uci_digits.load()
 
 
 def jobs(folder, names, **changes):

@@ -33,7 +33,6 @@ from spatial_transformer.experiments import (  # noqa: E402
 from spatial_transformer.experiments.catalogue import EXPERIMENTS  # noqa: E402
 from spatial_transformer.experiments.checkpoints import Checkpoint, CheckpointError  # noqa: E402
 from spatial_transformer.experiments.colocalisation import Colocalisation, box, hinge, overlap  # noqa: E402
-from spatial_transformer.experiments.data import uci_digits  # noqa: E402
 from spatial_transformer.experiments.data.one_class import one_class  # noqa: E402
 from spatial_transformer.experiments.data.random_numbers import RandomNumbers  # noqa: E402
 from spatial_transformer.experiments.records import Record  # noqa: E402
@@ -43,11 +42,6 @@ EXPERIMENT = EXPERIMENTS["colocalisation"]
 CELLS = {cell.name: cell for cell in EXPERIMENT.cells}
 SHORT = {"steps": 8, "batch": 6, "parameters": 6000, "curve": 4}
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def digits(one_thread):
-    return uci_digits.load()
 
 
 @pytest.fixture(autouse=True)

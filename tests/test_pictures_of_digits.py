@@ -23,18 +23,12 @@ from spatial_transformer.experiments import (
 )
 from spatial_transformer.experiments import pictures_of_digits as drawn
 from spatial_transformer.experiments.cases import chosen_cases
-from spatial_transformer.experiments.data import uci_digits
 from spatial_transformer.experiments.data.fixed_sets import fixed_set
 from spatial_transformer.experiments.pictures import Trained
 from spatial_transformer.experiments.records import Point
 
 CHANGED = {"steps": 300, "batch": 64, "learning_rate": 0.03, "parameters": 60_000, "curve": 20}
 OPTIONS = [*(f"{name}={value}" for name, value in CHANGED.items()), "--digits", "packaged"]
-
-
-@pytest.fixture(scope="module")
-def digits(one_thread):
-    return uci_digits.load()
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from spatial_transformer.experiments import engine, pictures, probes, records, r
 from spatial_transformer.experiments import pictures_of_pairs as pairs
 from spatial_transformer.experiments.cases import chosen_cases
 from spatial_transformer.experiments.catalogue import EXPERIMENTS
-from spatial_transformer.experiments.data import uci_digits
 from spatial_transformer.experiments.data.fixed_sets import fixed_set
 from spatial_transformer.experiments.measures import channels
 
@@ -26,11 +25,6 @@ CELLS = {cell.name: cell for cell in EXPERIMENT.cells}
 NAME = "addition/2xST-FCN affine"
 CHANGED = {"steps": 3, "batch": 8, "parameters": 300_000, "curve": 2}
 OPTIONS = [*(f"{name}={value}" for name, value in CHANGED.items()), "--digits", "packaged"]
-
-
-@pytest.fixture(scope="module")
-def digits(one_thread):
-    return uci_digits.load()
 
 
 @pytest.fixture(scope="module")

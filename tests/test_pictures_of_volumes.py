@@ -14,17 +14,12 @@ from spatial_transformer.experiments import engine, pictures, probes, records, r
 from spatial_transformer.experiments import pictures_of_volumes as volumes
 from spatial_transformer.experiments.cases import chosen_cases
 from spatial_transformer.experiments.catalogue import EXPERIMENTS
-from spatial_transformer.experiments.data import fixed_sets, uci_digits
+from spatial_transformer.experiments.data import fixed_sets
 
 EXPERIMENT = EXPERIMENTS["volumes"]
 CELLS = {cell.name: cell for cell in EXPERIMENT.cells}
 CHANGED = {"steps": 2, "batch": 2, "parameters": 120_000, "curve": 2}
 OPTIONS = [*(f"{name}={value}" for name, value in CHANGED.items()), "--digits", "packaged"]
-
-
-@pytest.fixture(scope="module")
-def digits(one_thread):
-    return uci_digits.load()
 
 
 @pytest.fixture(scope="module")
