@@ -16,6 +16,7 @@ from .data.places import VARIABLE
 from .display import display, duration
 from .interrupts import asked_to_stop
 from .spec import DigitSettings
+from .tasks import AUTO
 from .training import FAILED, INTERRUPTED, UNFINISHED, jobs_of
 
 EXPERIMENT, KIND, WITHOUT, WITH = "distorted-mnist", "RTS", "FCN", "ST-FCN affine"
@@ -39,7 +40,7 @@ def add(commands: Any) -> None:
         "--out", type=folder_to_write, default="quickstart", help="folder of all that is made"
     )
     parser.add_argument(
-        "--digits", choices=("auto", "packaged"), default="auto", help="auto: MNIST if it can be had"
+        "--digits", choices=(AUTO, "packaged"), default=AUTO, help="auto: MNIST if it can be had"
     )
     parser.add_argument(
         "--data-dir", type=folder, help=f"look for MNIST here, before ${VARIABLE} and the cache"

@@ -22,7 +22,7 @@ from .lockstep import Steps
 from .runs import Run, Tested
 from .spec import Cell
 
-AUTO = "auto"  # the data that a task takes where none are asked for
+AUTO = "auto"  # the data or the device where none are asked for: the best that are here
 
 
 class Dataset(Protocol):

@@ -22,11 +22,10 @@ from .data.places import VARIABLE
 from .display import display
 from .interrupts import asked_to_stop
 from .spec import Cell
-from .tasks import Dataset
+from .tasks import AUTO, Dataset
 
 FAILED, UNFINISHED, INTERRUPTED = 1, 3, 130  # exit statuses
 LARGEST_SEED = 2**32
-AUTO = "auto"
 
 
 def add(commands: Any) -> None:
@@ -51,7 +50,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--data", action="append", default=[], help="only this column; can be repeated")
     parser.add_argument("--seed", type=seeds, default=[0], help="such as 0 or 0,1,2 (0 if not given)")
     parser.add_argument(
-        "--digits", choices=tasks.NAMES, default=tasks.AUTO, help="auto: MNIST, else the packaged ones"
+        "--digits", choices=tasks.NAMES, default=AUTO, help="auto: MNIST, else the packaged ones"
     )
     parser.add_argument("--device", default=AUTO, help="auto (a GPU if there is one), cpu, cuda, cuda:1 ...")
     parser.add_argument(
