@@ -152,6 +152,15 @@ def test_what_a_task_raises_is_said_of_its_cell(two_workers, digits, tmp_path):
     assert other.record.exists()  # the others are trained nevertheless
 
 
+def test_a_checkpoint_that_does_not_fit_is_named(two_workers, digits, tmp_path):
+    job, other = jobs(tmp_path, ["R/FCN", "E/FCN"])
+    job.checkpoint.parent.mkdir(parents=True)
+    job.checkpoint.write_bytes(b"of another time")
+    outcome = cluster.train([job, other], digits)
+    assert [record.cell for record in outcome.records] == ["E/FCN"]
+    assert [said.split(" is no")[0] for said in outcome.refused] == [f"R/FCN, seed 0: {job.checkpoint}"]
+
+
 def test_workers_load_photographs_by_themselves(two_workers, tmp_path, monkeypatch):
     """From a folder that all see, whatever they are started in; what is not there is said."""
     monkeypatch.chdir(tmp_path)

@@ -251,18 +251,30 @@ def test_a_checkpoint_of_another_run_is_not_gone_on_with(digits):
     (job,) = jobs("R/FCN")
     engine.train([job], digits, CPU, stop=lambda: True)
     (changed,) = jobs("R/FCN", momentum=0.5)
-    with pytest.raises(checkpoints.CheckpointError, match=r"another run \(momentum=0.9\)"):
-        engine.train([changed], digits, CPU)
+    (said,) = engine.train([changed], digits, CPU).refused
+    assert f"{job.checkpoint} is of another run (momentum=0.9)" in said
     (other,) = jobs("R/FCN", seeds=(1,))
-    with pytest.raises(
-        checkpoints.CheckpointError, match=r"another run \(cell=distorted-mnist R/FCN, seed 0\)"
-    ):
-        engine.train([other._replace(checkpoint=job.checkpoint)], digits, CPU)
+    (said,) = engine.train([other._replace(checkpoint=job.checkpoint)], digits, CPU).refused
+    assert f"{job.checkpoint} is of another run (cell=distorted-mnist R/FCN, seed 0)" in said
+
+
+def test_a_checkpoint_that_does_not_fit_stops_no_other_cell(digits):
+    """As one of other code may be; the file stays as it is, and the cell is free for other processes."""
+    job, other = jobs("R/FCN", "E/FCN")
+    engine.train([job], digits, CPU, stop=lambda: True)
     kept = checkpoints.load(job.checkpoint)
     del kept.state.tensors["velocity"]
     checkpoints.save(kept, job.checkpoint)
-    with pytest.raises(checkpoints.CheckpointError, match=r"does not fit .* remove it to begin anew"):
-        engine.train([job], digits, CPU)
+    before = job.checkpoint.read_bytes()
+    outcome = engine.train([job, other], digits, CPU)
+    assert [record.cell for record in outcome.records] == ["E/FCN"]
+    assert (outcome.busy, outcome.left) == ([], [])
+    (said,) = outcome.refused
+    assert said.startswith(f"R/FCN, seed 0: {job.checkpoint} does not fit ('velocity')")
+    assert said.endswith("remove it to begin anew")
+    assert job.checkpoint.read_bytes() == before
+    job.checkpoint.unlink()
+    assert [record.cell for record in engine.train([job], digits, CPU).records] == ["R/FCN"]
 
 
 def test_the_learning_rate_is_that_of_each_step(digits, monkeypatch):

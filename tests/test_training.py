@@ -188,6 +188,23 @@ def test_failed_runs_and_again(capsys):
     assert "begins" in capsys.readouterr().out
 
 
+def test_a_checkpoint_that_does_not_fit_is_named(capsys):
+    """And the other seed is trained."""
+    options = [*TRAIN, "--model", "FCN", *small(), "--seed"]
+    assert main([*options, "0"]) == 0
+    weights = found("runs/*/*.safetensors")
+    checkpoint = weights.rename(weights.with_suffix(".checkpoint.safetensors"))
+    found("results/*/*.json").unlink()
+    capsys.readouterr()
+    assert main([*options, "0,1"]) == 1
+    said = capsys.readouterr()
+    assert f"stn: R/FCN, seed 0: {checkpoint} is no checkpoint" in said.err
+    assert "R/FCN, seed 1" in said.out
+    assert [records.read(path).seed for path in Path("results").rglob("*.json")] == [1]
+    checkpoint.unlink()
+    assert main([*options, "0,1"]) == 0
+
+
 def test_a_time_limit(capsys):
     assert main([*TRAIN, "--model", "FCN", *small(steps=100_000), "--time-limit", "4"]) == 3
     assert "1 of 1 are not finished" in capsys.readouterr().out

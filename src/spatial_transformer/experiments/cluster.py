@@ -70,7 +70,7 @@ def train(
     data: what is trained on, or what each worker loads it with.
     gpu_share: of a GPU that a cell takes; if it is not given, an eighth where the cluster has GPUs.
     """
-    outcome, errors = Outcome([], [], []), list[TaskError]()
+    outcome, errors = Outcome([], [], [], []), list[TaskError]()
     with connected(address) as ray:
         resources = ray.cluster_resources()
         share = gpu_share if gpu_share is not None else GPU_SHARE if resources.get("GPU", 0) else 0
@@ -99,6 +99,7 @@ def train(
                 outcome.records.extend(found.records)
                 outcome.busy.extend(job for _ in found.busy)
                 outcome.left.extend(job for _ in found.left)
+                outcome.refused.extend(found.refused)
         outcome.left.extend(pending.values())
     if errors:  # once the others are done
         raise errors[0]

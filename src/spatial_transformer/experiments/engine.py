@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from . import checkpoints, networks, probes, provenance, records, tasks
-from .checkpoints import Checkpoint
+from .checkpoints import Checkpoint, CheckpointError
 from .extra import extra
 from .lockstep import Lockstep
 from .records import Point, Record
@@ -87,7 +87,7 @@ class Training:
 
     def go_on(self, kept: Checkpoint) -> None:
         if kept.identity != self.identity:
-            raise checkpoints.CheckpointError(
+            raise CheckpointError(
                 f"{self.job.checkpoint} is of another run ({differences(kept.identity, self.identity)}): "
                 "remove it to begin anew"
             )
@@ -95,7 +95,7 @@ class Training:
             self.run.load(kept.state)
             self.curve = [Point(**point) for point in kept.curve]
         except (KeyError, TypeError, RuntimeError) as error:  # by other code, of another network
-            raise checkpoints.CheckpointError(
+            raise CheckpointError(
                 f"{self.job.checkpoint} does not fit ({error}): remove it to begin anew"
             ) from error
         self.seconds, self.watched = kept.seconds, kept.watched
@@ -228,6 +228,7 @@ class Outcome(NamedTuple):
     records: list[Record]
     busy: list[Job]  # another process trains them
     left: list[Job]  # not finished, since someone said stop
+    refused: list[str]  # a sentence for each job whose checkpoint is not gone on from
 
 
 def jobs(
@@ -314,7 +315,7 @@ class Trainer(ExitStack):
         self.data, self.device, self.at_once, self.again = data, device, at_once, again
         self.watcher = watcher
         self.waiting, self.under_way = deque(jobs), list[Training]()
-        self.records, self.busy = list[Record](), list[Job]()
+        self.records, self.busy, self.refused = list[Record](), list[Job](), list[str]()
         self.locks: dict[Path, Any] = {}
         self.together: Lockstep | None = None  # made anew when others are under way
         self.chunk = 1  # steps between looks at the clock
@@ -341,8 +342,14 @@ class Trainer(ExitStack):
                 self.records.append(record)
                 lock.release()
                 return
+        try:
+            training = Training(job, self.data, self.device)
+        except CheckpointError as error:  # of this job alone: the others go on
+            self.refused.append(f"{job.name}: {error}")
+            lock.release()
+            return
         self.locks[job.record] = lock
-        self.under_way.append(Training(job, self.data, self.device))
+        self.under_way.append(training)
         self.together = None
         self.watcher.began(self.under_way[-1])
 
@@ -373,7 +380,8 @@ class Trainer(ExitStack):
             training.save()
 
     def outcome(self) -> Outcome:
-        return Outcome(self.records, self.busy, [*(one.job for one in self.under_way), *self.waiting])
+        left = [*(one.job for one in self.under_way), *self.waiting]
+        return Outcome(self.records, self.busy, left, self.refused)
 
 
 def locked(job: Job) -> Any | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from typing import Any
 
 import torch
@@ -58,12 +59,16 @@ def run(given: argparse.Namespace) -> int:
     jobs = jobs_of(cells, digits, [0], given.out, given.out / "runs")
     with asked_to_stop() as stop, display(len(jobs)) as watcher:
         outcome = engine.train(jobs, digits, torch.device("cpu"), at_once=2, stop=stop, watcher=watcher)
+    for refusal in outcome.refused:
+        print(f"stn: {refusal}", file=sys.stderr)
     if outcome.left:
         print("not finished; the same command goes on")
         return INTERRUPTED
     if outcome.busy:
         print(f"another process trains in {given.out}")
         return UNFINISHED
+    if outcome.refused:
+        return FAILED
     errors = {record.cell.split("/")[1]: record for record in outcome.records}
     print(f"\n{digits.name}, {len(digits.test.labels):,} test digits rotated, translated and scaled:")
     for name, what in ((WITHOUT, "without"), (WITH, "with")):

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import math
 import re
+import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -91,8 +92,11 @@ def epilog() -> str:
         lines += textwrap.wrap(
             f"{experiment.name}: {known}", 100, initial_indent="  ", subsequent_indent="    "
         )
-    statuses = f"0 all is done, {FAILED} a run failed, {UNFINISHED} time was up or another process is at it"
-    return "\n".join([*lines, "", f"exit status: {statuses}, {INTERRUPTED} interrupted"])
+    statuses = (
+        f"0 all is done, {FAILED} a run failed or has a checkpoint that does not fit, "
+        f"{UNFINISHED} time was up or another process is at it, {INTERRUPTED} interrupted"
+    )
+    return "\n".join([*lines, "", *textwrap.wrap(f"exit status: {statuses}", 100)])
 
 
 def run(given: argparse.Namespace) -> int:
@@ -133,13 +137,16 @@ def run(given: argparse.Namespace) -> int:
         interrupted = stop()
     for job in outcome.busy:
         print(f"{job.name}: another process trains it")
+    for refusal in outcome.refused:
+        print(f"stn: {refusal}", file=sys.stderr)
     if outcome.left:
         print(f"{len(outcome.left)} of {len(jobs)} are not finished; the same command goes on with them")
     if interrupted:
         return INTERRUPTED
     if outcome.left or outcome.busy:
         return UNFINISHED
-    return FAILED if any(record.status == "failed" for record in outcome.records) else 0
+    failed = outcome.refused or any(record.status == "failed" for record in outcome.records)
+    return FAILED if failed else 0
 
 
 def variants(changes: Mapping[str, str]) -> list[dict[str, str]]:
