@@ -68,8 +68,8 @@ def test_a_killed_worker_is_replaced(two_workers, digits, tmp_path):
         checkpoint = spread[1].checkpoint
         while not checkpoint.exists():
             time.sleep(0.02)
-        # Both train: the one that holds the lock on the second cell is known by its open files.
-        lock = str(spread[1].lock)
+        # Both train: the one that holds the locks on the second cell is known by its open files.
+        lock = str(spread[1].locks[0])
         for worker in workers():
             held = [os.readlink(file) for file in Path(f"/proc/{worker}/fd").iterdir() if file.is_symlink()]
             if lock in held:

@@ -127,15 +127,17 @@ def test_a_deadline(digits):
     assert checkpoints.load(job.checkpoint).state.numbers["step"] > 10
 
 
-def test_two_processes_never_train_one_cell(digits):
+@pytest.mark.parametrize("which", [0, 1])
+def test_two_processes_never_train_one_cell(digits, which):
     one, other = jobs("R/FCN", "E/FCN")
     holder = "lock = filelock.FileLock(sys.argv[1]); lock.acquire(); print('held', flush=True); input()"
-    one.lock.parent.mkdir(parents=True)
+    lock = one.locks[which]
+    lock.parent.mkdir(parents=True)
     command = [
         sys.executable,
         "-c",
         f"import filelock, sys; {holder}",
-        str(one.lock),
+        str(lock),
     ]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "held\n"
@@ -153,16 +155,32 @@ def test_a_cell_that_is_done_is_free_again(digits):
 
     class Watcher(Lines):
         def ended(self, job, record):
-            other = filelock.FileLock(first.lock)
-            with other.acquire(timeout=0):
-                seen.append(record.cell)
+            for path in first.locks:
+                with filelock.FileLock(path).acquire(timeout=0):
+                    seen.append(record.cell)
 
     first, second = jobs("R/FCN", "E/FCN")
     second = second._replace(
         cell=dataclasses.replace(second.cell, settings=DigitSettings(**SMALL | {"steps": 60}))
     )
     engine.train([first, second], digits, CPU, at_once=2, watcher=Watcher(2))
-    assert seen == ["R/FCN", "E/FCN"]
+    assert seen == ["R/FCN", "R/FCN", "E/FCN", "E/FCN"]
+
+
+@pytest.mark.parametrize("shared", ["record", "checkpoint"])
+def test_commands_that_share_one_folder_alone_never_train_one_cell(digits, shared):
+    """`--results` or `--runs`: the record, or the checkpoint and the weights, would be written by both."""
+    other = {"record": Path("other/record.json"), "checkpoint": Path("other/checkpoint")}
+    del other[shared]
+    found = []
+
+    class Meanwhile(Lines):
+        def began(self, training):
+            found.append(engine.train([job._replace(**other)], digits, CPU))
+
+    (job,) = jobs("R/FCN")
+    engine.train([job], digits, CPU, watcher=Meanwhile(1))
+    assert [one.busy for one in found] == [[job._replace(**other)]]
 
 
 def test_runs_of_different_lengths_side_by_side(digits):

@@ -1,7 +1,7 @@
 """Cells trained: from their checkpoints on, until they are done or someone says stop.
 
 A cell's record is written when it is done or has failed, and its checkpoint at least once a minute until
-then: whatever ends the process loses no more. A lock keeps two processes off one cell.
+then: whatever ends the process loses no more. Locks keep two processes off one cell.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ class Job(NamedTuple):
         return f"{self.cell.name}, seed {self.seed}"
 
     @property
-    def lock(self) -> Path:
-        """Beside the record: who writes that one must hold it."""
-        return self.record.with_name(f".{self.record.stem}.lock")
+    def locks(self) -> list[Path]:
+        """Beside the record and beside the checkpoint, since commands may share either folder alone: who
+        writes these must hold both."""
+        return [path.with_name(f".{path.name}.lock") for path in (self.record, self.checkpoint)]
 
     @property
     def weights(self) -> Path:
@@ -316,7 +317,7 @@ class Trainer(ExitStack):
         self.watcher = watcher
         self.waiting, self.under_way = deque(jobs), list[Training]()
         self.records, self.busy, self.refused = list[Record](), list[Job](), list[str]()
-        self.locks: dict[Path, Any] = {}
+        self.locks: dict[Path, ExitStack] = {}
         self.together: Lockstep | None = None  # made anew when others are under way
         self.chunk = 1  # steps between looks at the clock
 
@@ -331,24 +332,24 @@ class Trainer(ExitStack):
 
     def begin(self, job: Job) -> None:
         """Begins a job, or goes on with it; unless another process is at it, or was before."""
-        lock = locked(job)
-        if lock is None:
+        locks = locked(job)
+        if locks is None:
             self.busy.append(job)
             return
-        self.callback(lock.release, force=True)
+        self.callback(locks.close)
         if job.record.exists():  # maybe by another process since it was looked for
             record = records.read(job.record)
             if not self.again or record.status != "failed":
                 self.records.append(record)
-                lock.release()
+                locks.close()
                 return
         try:
             training = Training(job, self.data, self.device)
         except CheckpointError as error:  # of this job alone: the others go on
             self.refused.append(f"{job.name}: {error}")
-            lock.release()
+            locks.close()
             return
-        self.locks[job.record] = lock
+        self.locks[job.record] = locks
         self.under_way.append(training)
         self.together = None
         self.watcher.began(self.under_way[-1])
@@ -356,7 +357,7 @@ class Trainer(ExitStack):
     def finish(self, training: Training) -> None:
         self.records.append(training.finish())
         self.under_way.remove(training)
-        self.locks.pop(training.job.record).release()
+        self.locks.pop(training.job.record).close()
         self.together = None
         self.watcher.ended(training.job, self.records[-1])
 
@@ -384,16 +385,17 @@ class Trainer(ExitStack):
         return Outcome(self.records, self.busy, left, self.refused)
 
 
-def locked(job: Job) -> Any | None:
-    """The lock on a job, held; None where another process holds it."""
+def locked(job: Job) -> ExitStack | None:
+    """The locks on a job, held until they are closed; None where another process holds one of them."""
     filelock = extra("filelock")
     for folder in (job.checkpoint.parent, job.record.parent):  # not found out after hours of training
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(f"{folder} cannot be written to")
-    lock = filelock.FileLock(job.lock)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        return None
-    return lock
+    with ExitStack() as held:
+        for path in job.locks:
+            try:
+                held.enter_context(filelock.FileLock(path).acquire(timeout=0))
+            except filelock.Timeout:
+                return None
+        return held.pop_all()
