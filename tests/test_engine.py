@@ -16,7 +16,7 @@ import torch
 filelock = pytest.importorskip("filelock")
 safetensors = pytest.importorskip("safetensors.torch")
 
-from small_runs import SMALL, jobs, same, stuck_at  # noqa: E402
+from small_runs import SMALL, counted, jobs, same, stuck_at  # noqa: E402
 
 from spatial_transformer.experiments import checkpoints, engine, networks, probes, provenance, records  # noqa: E402
 from spatial_transformer.experiments.data.fixed_sets import fixed_set  # noqa: E402
@@ -32,12 +32,6 @@ CPU = torch.device("cpu")
 
 def weights(job):
     return safetensors.load_file(job.weights)
-
-
-def counted(looks):
-    """A stop that says yes at the so many-th look."""
-    seen = iter(range(looks - 1))
-    return lambda: next(seen, None) is None
 
 
 def test_a_cell_is_trained_to_its_record(digits):

@@ -20,7 +20,7 @@ from . import engine
 from .display import Lines
 from .engine import Job, Outcome
 from .extra import extra
-from .interrupts import asked_to_stop
+from .interrupts import Stop, asked_to_stop
 from .tasks import Dataset, Load
 
 LOCAL = "local"  # what Ray calls workers of its own on this machine
@@ -62,7 +62,7 @@ def train(
     gpu_share: float | None = None,
     deadline: float = math.inf,
     save_every: float = engine.SAVE_EVERY,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Stop = lambda: False,
     say: Say = print,
 ) -> Outcome:
     """Trains what has no record yet, as ``engine.train`` does.

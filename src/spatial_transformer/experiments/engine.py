@@ -25,6 +25,7 @@ from torch import Tensor
 from . import checkpoints, networks, probes, provenance, records, tasks
 from .checkpoints import Checkpoint, CheckpointError
 from .extra import extra
+from .interrupts import Stop, Stopped
 from .lockstep import Lockstep
 from .records import Point, Record
 from .spec import Cell, Settings
@@ -66,9 +67,9 @@ class Job(NamedTuple):
 class Training:
     """A job under way."""
 
-    def __init__(self, job: Job, data: Dataset, device: torch.device) -> None:
+    def __init__(self, job: Job, data: Dataset, device: torch.device, stop: Stop = lambda: False) -> None:
         how = tasks.TASKS[job.cell.task.name]
-        self.job, self.run = job, how.run(job.cell, job.seed, data, device, job.checkpoint.parent)
+        self.job, self.run = job, how.run(job.cell, job.seed, data, device, job.checkpoint.parent, stop)
         self.identity = {
             "cell": f"{job.cell.experiment} {job.run}",
             "digits": self.run.trained_on,
@@ -273,7 +274,7 @@ def train(
     again: bool = False,
     deadline: float = math.inf,
     save_every: float = SAVE_EVERY,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Stop = lambda: False,
     watcher: Watcher | None = None,
 ) -> Outcome:
     """Trains what has no record yet.
@@ -284,8 +285,12 @@ def train(
     save_every: seconds between checkpoints.
     stop: asked between steps.
     """
+
+    def stop_beginning() -> bool:
+        return stop() or time.monotonic() + 2 * PATIENCE > deadline
+
     saved, saving = time.monotonic(), 0.0
-    with Trainer(jobs, data, device, at_once, again, watcher or Nobody()) as trainer:
+    with Trainer(jobs, data, device, at_once, again, stop_beginning, watcher or Nobody()) as trainer:
         while trainer.ready(deadline):
             seconds = trainer.advance()
             now = time.monotonic()
@@ -310,11 +315,12 @@ class Trainer(ExitStack):
         device: torch.device,
         at_once: int,
         again: bool,
+        stop_beginning: Stop,
         watcher: Watcher,
     ) -> None:
         super().__init__()
         self.data, self.device, self.at_once, self.again = data, device, at_once, again
-        self.watcher = watcher
+        self.stop_beginning, self.watcher = stop_beginning, watcher
         self.waiting, self.under_way = deque(jobs), list[Training]()
         self.records, self.busy, self.refused = list[Record](), list[Job](), list[str]()
         self.locks: dict[Path, ExitStack] = {}
@@ -328,7 +334,11 @@ class Trainer(ExitStack):
                 self.finish(training)
             if not self.waiting or len(self.under_way) >= self.at_once or time.monotonic() > deadline:
                 return bool(self.under_way)
-            self.begin(self.waiting.popleft())
+            try:
+                self.begin(self.waiting[0])
+            except Stopped:  # before there was anything of this one to be saved
+                return bool(self.under_way)
+            self.waiting.popleft()
 
     def begin(self, job: Job) -> None:
         """Begins a job, or goes on with it; unless another process is at it, or was before."""
@@ -344,7 +354,7 @@ class Trainer(ExitStack):
                 locks.close()
                 return
         try:
-            training = Training(job, self.data, self.device)
+            training = Training(job, self.data, self.device, self.stop_beginning)
         except CheckpointError as error:  # of this job alone: the others go on
             self.refused.append(f"{job.name}: {error}")
             locks.close()
