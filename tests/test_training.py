@@ -6,6 +6,7 @@ import dataclasses
 import io
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -106,7 +107,8 @@ def test_the_command(capsys):
     assert main([*TRAIN, *options]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "R/FCN, seed 0: begins"
-    assert "[2 of 2]" in lines[-1]
+    assert "[2 of 2]" in lines[-2]
+    assert re.fullmatch(r"the whole command took \d+ s", lines[-1])
     assert len(list(Path("results/distorted-mnist").glob("*.json"))) == 2
     assert main([*TRAIN, *options]) == 0
     assert capsys.readouterr().out == "every cell has its record; `stn table` shows them\n"
@@ -207,7 +209,9 @@ def test_a_checkpoint_that_does_not_fit_is_named(capsys):
 
 def test_a_time_limit(capsys):
     assert main([*TRAIN, "--model", "FCN", *small(steps=100_000), "--time-limit", "4"]) == 3
-    assert "1 of 1 are not finished" in capsys.readouterr().out
+    *_, left, took = capsys.readouterr().out.splitlines()
+    assert "1 of 1 are not finished" in left
+    assert re.fullmatch(r"the whole command took [1-9]\d* s", took)
 
 
 @pytest.mark.parametrize(

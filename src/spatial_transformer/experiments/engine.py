@@ -76,7 +76,7 @@ class Training:
             **{name: value for name, value in vars(job.cell.settings).items() if job.cell.heeds(name)},
         }
         self.commits = [provenance.commit()]  # of the code that trains, not of what it has become by the end
-        self.seconds = 0.0  # of training; where several train at once, a share of the time
+        self.seconds = 0.0  # of steps; where several runs take theirs at once, a share of the time
         self.curve: list[Point] = []
         self.watched: list[tuple[int, Tensor]] = []
         transforms = job.cell.model.transformer is not None

@@ -43,7 +43,7 @@ class Record:
     paper: float | None  # the paper's
     digits: str  # the data: "MNIST", or what stood in for it, "SVHN" and so on
     steps: int
-    seconds: float
+    seconds: float  # of its steps alone; of steps that several runs take side by side, its share
     device: str
     commit: str
     date: str

@@ -20,7 +20,7 @@ from . import cluster, engine, records, results, tasks
 from .arguments import count, folder, folder_to_write
 from .catalogue import EXPERIMENTS, assignments, chosen
 from .data.places import VARIABLE
-from .display import display
+from .display import display, duration, say
 from .interrupts import asked_to_stop
 from .spec import Cell
 from .tasks import AUTO, Dataset
@@ -101,7 +101,8 @@ def epilog() -> str:
 
 def run(given: argparse.Namespace) -> int:
     """Trains, and gives the exit status."""
-    deadline = time.monotonic() + given.time_limit
+    begin = time.monotonic()
+    deadline = begin + given.time_limit
     if given.ray is not None and (given.device != AUTO or given.at_once is not None):
         raise ValueError("--ray shares out the cells by itself: it takes no --device and no --at-once")
     experiment, changes = EXPERIMENTS[given.experiment], assignments(given.settings)
@@ -136,11 +137,12 @@ def run(given: argparse.Namespace) -> int:
                 )
         interrupted = stop()
     for job in outcome.busy:
-        print(f"{job.name}: another process trains it")
+        say(f"{job.name}: another process trains it")
     for refusal in outcome.refused:
         print(f"stn: {refusal}", file=sys.stderr)
     if outcome.left:
-        print(f"{len(outcome.left)} of {len(jobs)} are not finished; the same command goes on with them")
+        say(f"{len(outcome.left)} of {len(jobs)} are not finished; the same command goes on with them")
+    say(f"the whole command took {duration(time.monotonic() - begin)}")
     if interrupted:
         return INTERRUPTED
     if outcome.left or outcome.busy:
