@@ -96,7 +96,7 @@ class Training:
         try:
             self.run.load(kept.state)
             self.curve = [Point(**point) for point in kept.curve]
-        except (KeyError, TypeError, RuntimeError) as error:  # by other code, of another network
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:  # by other code, of another network
             raise CheckpointError(
                 f"{self.job.checkpoint} does not fit ({error}): remove it to begin anew"
             ) from error
