@@ -15,6 +15,8 @@ pytest.importorskip("safetensors")
 pytest.importorskip("matplotlib")
 Image = pytest.importorskip("PIL.Image")
 
+from made_up import with_variant  # noqa: E402
+
 import spatial_transformer as st  # noqa: E402
 from spatial_transformer import cli  # noqa: E402
 from spatial_transformer.experiments import (  # noqa: E402
@@ -448,7 +450,8 @@ def test_drawing_from_the_command_line(trained, capsys):
     command = ["draw", "colocalisation", *changed, "--digits", "packaged"]
     assert cli.main([*command, "--data", "T84"]) == 0
     made = capsys.readouterr().out.split()
-    assert [Path(path).name for path in made] == ["T84-3-boxes.png", "T84-3-training.gif"]
+    names = with_variant(["T84-3-boxes.png", "T84-3-training.gif"], SHORT)
+    assert [Path(path).name for path in made] == names
     with Image.open(made[1]) as moving:
         assert moving.n_frames == len(probes.moments(8))
         green = tuple(int(pictures_of_boxes.TRUE[at : at + 2], 16) for at in (1, 3, 5))

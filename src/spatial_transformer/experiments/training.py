@@ -191,12 +191,12 @@ def jobs_of(
 ) -> list[engine.Job]:
     """A job for each cell and seed; what sets these runs apart from those of the table is in their names."""
     usual = {cell.name: cell for cell in EXPERIMENTS[cells[0].experiment].cells}
-    other = {"digits": re.sub(r"\W+", "-", data.name)} if data.name != cells[0].task.data else {}
 
-    def changed(cell: Cell) -> dict[str, Any]:
-        return results.changed(dataclasses.asdict(cell.settings), usual[cell.name]) | other
+    def apart(cell: Cell) -> dict[str, Any]:
+        changed = results.changed(dataclasses.asdict(cell.settings), usual[cell.name])
+        return results.apart(changed, data.name, cell)
 
-    return engine.jobs(cells, seeds, folder, runs, changed)
+    return engine.jobs(cells, seeds, folder, runs, apart)
 
 
 def device_of(name: str) -> torch.device:
