@@ -46,6 +46,31 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module")
+def digits(one_thread):
+    """Those that are packaged."""
+    from spatial_transformer.experiments.data import uci_digits
+
+    return uci_digits.load()
+
+
+@pytest.fixture(scope="module")
+def images(digits):
+    """All digits, [1797, 1, 28, 28]"""
+    from spatial_transformer.experiments.data.fixed_sets import as_images
+
+    return as_images(torch.cat([digits.train.images, digits.test.images]), "cpu")
+
+
+@pytest.fixture
+def alone_in_a_folder(tmp_path, monkeypatch):
+    """Where runs of some dozen steps, which teach next to nothing, are not taken for stuck."""
+    from small_runs import stuck_at
+
+    monkeypatch.chdir(tmp_path)
+    stuck_at(monkeypatch, None)
+
+
 @pytest.fixture
 def seed():
     torch.manual_seed(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 
@@ -44,3 +45,9 @@ def jobs_of(experiment, names, changed, folder):
     ]
     named = {**changed, "digits": "UCI-digits"}
     return engine.jobs(chosen, [0], folder, folder / "runs", lambda cell: named)
+
+
+def with_variant(names, changed):
+    """Names of pictures, as those of runs with changed settings on the packaged digits have them."""
+    variant = "-".join(f"{key}={value}" for key, value in sorted({**changed, "digits": "UCI-digits"}.items()))
+    return [f"{Path(name).stem}-{variant}{Path(name).suffix}" for name in names]

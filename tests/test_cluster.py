@@ -23,7 +23,7 @@ from data_files import write_numbers  # noqa: E402
 
 from spatial_transformer.experiments import checkpoints, cluster, engine, records, tasks  # noqa: E402
 from spatial_transformer.experiments.catalogue import EXPERIMENTS, chosen  # noqa: E402
-from spatial_transformer.experiments.data import svhn, uci_digits  # noqa: E402
+from spatial_transformer.experiments.data import svhn  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -34,11 +34,6 @@ def two_workers():
     ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def digits(one_thread):
-    return uci_digits.load()
 
 
 def jobs(folder, names, **changes):
@@ -73,8 +68,8 @@ def test_a_killed_worker_is_replaced(two_workers, digits, tmp_path):
         checkpoint = spread[1].checkpoint
         while not checkpoint.exists():
             time.sleep(0.02)
-        # Both train: the one that holds the lock on the second cell is known by its open files.
-        lock = str(spread[1].lock)
+        # Both train: the one that holds the locks on the second cell is known by its open files.
+        lock = str(spread[1].locks[0])
         for worker in workers():
             held = [os.readlink(file) for file in Path(f"/proc/{worker}/fd").iterdir() if file.is_symlink()]
             if lock in held:
@@ -155,6 +150,15 @@ def test_what_a_task_raises_is_said_of_its_cell(two_workers, digits, tmp_path):
     with pytest.raises(cluster.TaskError, match=r"^R/FCN, seed 0: R/FCN: parameters must be at least"):
         cluster.train([job, other], digits)
     assert other.record.exists()  # the others are trained nevertheless
+
+
+def test_a_checkpoint_that_does_not_fit_is_named(two_workers, digits, tmp_path):
+    job, other = jobs(tmp_path, ["R/FCN", "E/FCN"])
+    job.checkpoint.parent.mkdir(parents=True)
+    job.checkpoint.write_bytes(b"of another time")
+    outcome = cluster.train([job, other], digits)
+    assert [record.cell for record in outcome.records] == ["E/FCN"]
+    assert [said.split(" is no")[0] for said in outcome.refused] == [f"R/FCN, seed 0: {job.checkpoint}"]
 
 
 def test_workers_load_photographs_by_themselves(two_workers, tmp_path, monkeypatch):

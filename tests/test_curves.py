@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from made_up import CELLS, WITH, WITHOUT, record_of
 
 from spatial_transformer.experiments import curves, results
 from spatial_transformer.experiments.catalogue import EXPERIMENTS
+from spatial_transformer.experiments.data import uci_digits
 from spatial_transformer.experiments.records import Point
 
 
-def run_of(name, seed, curve, error=2.0, **fields):
-    return results.Result(None, record_of(CELLS[name], seed, error, curve, **fields), CELLS[name])
+def run_of(name, seed, curve, error=2.0, digits="MNIST", **fields):
+    record = record_of(CELLS[name], seed, error, curve, digits=digits, **fields)
+    return results.Result(None, record, CELLS[name])
 
 
 def test_curves_are_the_records():
@@ -29,8 +33,18 @@ def test_curves_are_the_records():
     assert lines["CNN: failed (1.2 %)"] == [[10, 60], [20, 10]]
     shown = [text.get_text() for text in axes.get_legend().get_texts()]
     assert shown == ["FCN: 2.00 % (2.1 %)", "ST-FCN affine: 1.50 % (1.2 %)", "CNN: failed (1.2 %)"]
+    assert axes.get_legend().get_title().get_text() == "test error (the paper's)"
     dots = [line.get_xydata().tolist() for line in axes.lines if line.get_marker() == "o"]
     assert dots == [[[30, 2]], [[20, 1.5]]]
+
+
+def test_the_papers_error_stands_beside_what_is_trained_as_it_says():
+    settings = {**dataclasses.asdict(CELLS[WITHOUT].settings), "steps": 300}
+    for other in ({"digits": uci_digits.NAME}, {"settings": settings, "steps": 300}):
+        runs = [(CELLS[WITHOUT], [run_of(WITHOUT, 0, [Point(10, 1.0, 40.0)], **other)])]
+        legend = curves.curves("R", runs).axes[0].get_legend()
+        assert [text.get_text() for text in legend.get_texts()] == ["FCN: 2.00 %"]
+        assert legend.get_title().get_text() == "test error"
 
 
 def test_every_model_has_its_own_colour():

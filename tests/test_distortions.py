@@ -33,17 +33,6 @@ DOUBLE = torch.float64
 
 
 @pytest.fixture(scope="module")
-def digits():
-    return uci_digits.load()
-
-
-@pytest.fixture(scope="module")
-def images(digits):
-    """All digits, [1797, 1, 28, 28]"""
-    return as_images(torch.cat([digits.train.images, digits.test.images]), "cpu")
-
-
-@pytest.fixture(scope="module")
 def smooth():
     """Blobs within a circle, wide enough that being read twice by interpolation changes them little."""
     along = torch.arange(28.0) - 13.5

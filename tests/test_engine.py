@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-import itertools
 import math
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -20,64 +16,22 @@ import torch
 filelock = pytest.importorskip("filelock")
 safetensors = pytest.importorskip("safetensors.torch")
 
-from made_up import record_of  # noqa: E402
+from small_runs import SMALL, counted, jobs, same, stuck_at  # noqa: E402
 
-from spatial_transformer.cli import main  # noqa: E402
 from spatial_transformer.experiments import checkpoints, engine, networks, probes, provenance, records  # noqa: E402
-from spatial_transformer.experiments.catalogue import EXPERIMENTS, chosen  # noqa: E402
-from spatial_transformer.experiments.data import uci_digits  # noqa: E402
 from spatial_transformer.experiments.data.fixed_sets import fixed_set  # noqa: E402
-from spatial_transformer.experiments.display import Lines, Table, duration, result  # noqa: E402
-from spatial_transformer.experiments.interrupts import asked_to_stop  # noqa: E402
+from spatial_transformer.experiments.display import Lines  # noqa: E402
 from spatial_transformer.experiments.lockstep import Lockstep  # noqa: E402
 from spatial_transformer.experiments.runs import Run  # noqa: E402
 from spatial_transformer.experiments.spec import DigitSettings  # noqa: E402
-from spatial_transformer.experiments.training import span  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("alone_in_a_folder")
 
 CPU = torch.device("cpu")
-SMALL = {"parameters": 80_000, "batch": 16, "steps": 30, "learning_rate": 0.02, "curve": 5}
-TRAIN = ["train", "distorted-mnist", "--digits", "packaged", "--data", "R"]
-
-
-@pytest.fixture(scope="module")
-def digits(one_thread):
-    return uci_digits.load()
-
-
-@pytest.fixture(autouse=True)
-def alone_in_a_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    stuck_at(monkeypatch, None)  # some dozen steps teach next to nothing
-
-
-def stuck_at(monkeypatch, error):
-    experiment = EXPERIMENTS["distorted-mnist"]
-    task = dataclasses.replace(experiment.task, stuck=error)
-    monkeypatch.setitem(EXPERIMENTS, experiment.name, dataclasses.replace(experiment, task=task))
-
-
-def jobs(*names, seeds=(0,), **changes):
-    cells = [
-        dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, **{**SMALL, **changes}))
-        for cell in chosen(EXPERIMENTS["distorted-mnist"])
-        if cell.name in names
-    ]
-    assert len(cells) == len(names)
-    return engine.jobs(cells, seeds, Path("results"), Path("runs"))
 
 
 def weights(job):
     return safetensors.load_file(job.weights)
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def counted(looks):
-    """A stop that says yes at the so many-th look."""
-    seen = iter(range(looks - 1))
-    return lambda: next(seen, None) is None
 
 
 def test_a_cell_is_trained_to_its_record(digits):
@@ -167,15 +121,17 @@ def test_a_deadline(digits):
     assert checkpoints.load(job.checkpoint).state.numbers["step"] > 10
 
 
-def test_two_processes_never_train_one_cell(digits):
+@pytest.mark.parametrize("which", [0, 1])
+def test_two_processes_never_train_one_cell(digits, which):
     one, other = jobs("R/FCN", "E/FCN")
     holder = "lock = filelock.FileLock(sys.argv[1]); lock.acquire(); print('held', flush=True); input()"
-    one.lock.parent.mkdir(parents=True)
+    lock = one.locks[which]
+    lock.parent.mkdir(parents=True)
     command = [
         sys.executable,
         "-c",
         f"import filelock, sys; {holder}",
-        str(one.lock),
+        str(lock),
     ]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "held\n"
@@ -193,16 +149,32 @@ def test_a_cell_that_is_done_is_free_again(digits):
 
     class Watcher(Lines):
         def ended(self, job, record):
-            other = filelock.FileLock(first.lock)
-            with other.acquire(timeout=0):
-                seen.append(record.cell)
+            for path in first.locks:
+                with filelock.FileLock(path).acquire(timeout=0):
+                    seen.append(record.cell)
 
     first, second = jobs("R/FCN", "E/FCN")
     second = second._replace(
         cell=dataclasses.replace(second.cell, settings=DigitSettings(**SMALL | {"steps": 60}))
     )
     engine.train([first, second], digits, CPU, at_once=2, watcher=Watcher(2))
-    assert seen == ["R/FCN", "E/FCN"]
+    assert seen == ["R/FCN", "R/FCN", "E/FCN", "E/FCN"]
+
+
+@pytest.mark.parametrize("shared", ["record", "checkpoint"])
+def test_commands_that_share_one_folder_alone_never_train_one_cell(digits, shared):
+    """`--results` or `--runs`: the record, or the checkpoint and the weights, would be written by both."""
+    other = {"record": Path("other/record.json"), "checkpoint": Path("other/checkpoint")}
+    del other[shared]
+    found = []
+
+    class Meanwhile(Lines):
+        def began(self, training):
+            found.append(engine.train([job._replace(**other)], digits, CPU))
+
+    (job,) = jobs("R/FCN")
+    engine.train([job], digits, CPU, watcher=Meanwhile(1))
+    assert [one.busy for one in found] == [[job._replace(**other)]]
 
 
 def test_runs_of_different_lengths_side_by_side(digits):
@@ -291,18 +263,30 @@ def test_a_checkpoint_of_another_run_is_not_gone_on_with(digits):
     (job,) = jobs("R/FCN")
     engine.train([job], digits, CPU, stop=lambda: True)
     (changed,) = jobs("R/FCN", momentum=0.5)
-    with pytest.raises(checkpoints.CheckpointError, match=r"another run \(momentum=0.9\)"):
-        engine.train([changed], digits, CPU)
+    (said,) = engine.train([changed], digits, CPU).refused
+    assert f"{job.checkpoint} is of another run (momentum=0.9)" in said
     (other,) = jobs("R/FCN", seeds=(1,))
-    with pytest.raises(
-        checkpoints.CheckpointError, match=r"another run \(cell=distorted-mnist R/FCN, seed 0\)"
-    ):
-        engine.train([other._replace(checkpoint=job.checkpoint)], digits, CPU)
+    (said,) = engine.train([other._replace(checkpoint=job.checkpoint)], digits, CPU).refused
+    assert f"{job.checkpoint} is of another run (cell=distorted-mnist R/FCN, seed 0)" in said
+
+
+def test_a_checkpoint_that_does_not_fit_stops_no_other_cell(digits):
+    """As one of other code may be; the file stays as it is, and the cell is free for other processes."""
+    job, other = jobs("R/FCN", "E/FCN")
+    engine.train([job], digits, CPU, stop=lambda: True)
     kept = checkpoints.load(job.checkpoint)
     del kept.state.tensors["velocity"]
     checkpoints.save(kept, job.checkpoint)
-    with pytest.raises(checkpoints.CheckpointError, match=r"does not fit .* remove it to begin anew"):
-        engine.train([job], digits, CPU)
+    before = job.checkpoint.read_bytes()
+    outcome = engine.train([job, other], digits, CPU)
+    assert [record.cell for record in outcome.records] == ["E/FCN"]
+    assert (outcome.busy, outcome.left) == ([], [])
+    (said,) = outcome.refused
+    assert said.startswith(f"R/FCN, seed 0: {job.checkpoint} does not fit ('velocity')")
+    assert said.endswith("remove it to begin anew")
+    assert job.checkpoint.read_bytes() == before
+    job.checkpoint.unlink()
+    assert [record.cell for record in engine.train([job], digits, CPU).records] == ["R/FCN"]
 
 
 def test_the_learning_rate_is_that_of_each_step(digits, monkeypatch):
@@ -331,270 +315,6 @@ def test_stops(settings):
     assert engine.curve_steps(settings) <= set(stops)
     changes = [step for step in range(1, settings.steps) if settings.rate(step) != settings.rate(step - 1)]
     assert set(changes) <= set(stops)
-
-
-# ---- stn train ----
-
-
-def started(*arguments):
-    """``stn train`` in a process of its own, in this folder."""
-    command = [sys.executable, "-m", "spatial_transformer.cli", *TRAIN, *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def small(**changes):
-    return [f"{key}={value}" for key, value in {**SMALL, **changes}.items()]
-
-
-def until(condition, seconds=120.0):
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() < begin + seconds
-        time.sleep(0.02)
-
-
-def found(pattern):
-    (path,) = Path().glob(pattern)
-    return path
-
-
-@pytest.mark.slow
-def test_kill_minus_9_loses_little(digits):
-    options = ["--model", "ST-FCN affine", *small(steps=400)]
-    assert main([*TRAIN, *options, "--results", "whole", "--runs", "whole-runs"]) == 0
-    with started(*options, "--save-every", "0.2") as process:
-        until(lambda: list(Path("runs").rglob("*.checkpoint.safetensors")))
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-    step = checkpoints.load(found("runs/*/*.checkpoint.safetensors")).state.numbers["step"]
-    assert 0 < step < 400
-    assert not list(Path("results").rglob("*.json"))
-    assert main([*TRAIN, *options]) == 0
-    one, other = (
-        safetensors.load_file(found(f"{runs}/*/*seed0.safetensors")) for runs in ("runs", "whole-runs")
-    )
-    assert same(one, other)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_saves(number):
-    with started("--model", "FCN", *small(steps=100_000)) as process:
-        assert process.stdout.readline() == "R/FCN, seed 0: begins\n"
-        time.sleep(0.5)
-        process.send_signal(number)
-        said = process.communicate(timeout=60)[0]
-    assert process.returncode == 130
-    assert "1 of 1 are not finished; the same command goes on with them" in said
-    assert checkpoints.load(found("runs/*/*.checkpoint.safetensors")).state.numbers["step"] > 0
-
-
-@pytest.mark.slow
-def test_nobody_reading_does_not_stop_it():
-    """`stn train ... | head -1`"""
-    with started("--model", "FCN", "--seed", "0,1", *small(learning_rate=0.2, stages=1)) as process:
-        process.stdout.readline()
-        process.stdout.close()
-        process.wait(timeout=120)
-    assert process.returncode == 0
-    assert len(list(Path("results").rglob("*.json"))) == 2
-
-
-def test_the_command(capsys):
-    options = ["--model", "fcn", "--seed", "0,1", *small()]
-    assert main([*TRAIN, *options]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "R/FCN, seed 0: begins"
-    assert "[2 of 2]" in lines[-1]
-    assert len(list(Path("results/distorted-mnist").glob("*.json"))) == 2
-    assert main([*TRAIN, *options]) == 0
-    assert capsys.readouterr().out == "every cell has its record; `stn table` shows them\n"
-
-
-def test_settings_after_options(capsys):
-    assert main([*TRAIN, "--model", "FCN", *small(), "--seed", "3", "momentum=0.5"]) == 0
-    record = records.read(found("results/*/*.json"))
-    assert (record.seed, record.settings["momentum"], record.settings["steps"]) == (3, 0.5, 30)
-
-
-def test_records_of_changed_runs_are_told_apart():
-    assert main([*TRAIN, "--model", "FCN", *small()]) == 0
-    assert main([*TRAIN, "--model", "FCN", *small(momentum=0.5)]) == 0
-    assert len(list(Path("results").rglob("*.json"))) == 2
-    assert all("digits=UCI-digits" in path.name for path in Path("results").rglob("*.json"))
-
-
-def test_several_values_of_settings(capsys):
-    """Each combination is a run; those that differ in nothing to a network are one."""
-    models = ["--model", "FCN", "--model", "ST-FCN affine"]
-    given = [*small(learning_rate="0.01,0.02", steps="20,30"), "localiser_rate=0.1,1"]
-    assert main([*TRAIN, *models, *given, "--at-once", "3"]) == 0
-    out = capsys.readouterr().out
-    assert "R/ST-FCN affine, seed 0, steps=20 learning_rate=0.02 localiser_rate=0.1: begins" in out
-    assert "[12 of 12]" in out
-    found = [records.read(path) for path in Path("results").rglob("*.json")]
-    names = ("steps", "learning_rate", "localiser_rate")
-    runs = sorted((record.cell, *(record.settings[name] for name in names)) for record in found)
-    assert runs == [
-        *(("R/FCN", steps, rate, 0.1) for steps in (20, 30) for rate in (0.01, 0.02)),
-        *(("R/ST-FCN affine", *of) for of in itertools.product((20, 30), (0.01, 0.02), (0.1, 1.0))),
-    ]
-    assert main([*TRAIN, *models, *given]) == 0
-    assert "every cell has its record" in capsys.readouterr().out
-
-
-def test_one_of_several_values_goes_on_alone():
-    both = ["--model", "FCN", *small(momentum="0.5,0.9", steps=100_000)]
-    assert main([*TRAIN, *both, "--at-once", "2", "--time-limit", "4"]) == 3
-    kept = sorted(Path("runs").rglob("*.checkpoint.safetensors"))
-    assert len(kept) == 2
-    before = [checkpoints.load(path).state.numbers["step"] for path in kept]
-    one = ["--model", "FCN", *small(momentum="0.9", steps=100_000), "--time-limit", "4"]
-    assert main([*TRAIN, *one, "localiser_rate=0.1"]) == 3  # which is nothing to it
-    after = [checkpoints.load(path).state.numbers["step"] for path in kept]
-    assert 0 < before[0] == after[0]
-    assert 0 < before[1] < after[1]
-
-
-def test_a_record_of_another_run_in_a_place_is_named(capsys):
-    """As those are that were made before an experiment's settings changed."""
-    options = [*TRAIN, "--model", "FCN", *small()]
-    assert main(options) == 0
-    path = found("results/*/*.json")
-    record = records.read(path)
-    for changed, said in (
-        ({"settings": {**record.settings, "momentum": 0.5}}, "is of a run with momentum=0.5 on UCI digits"),
-        ({"digits": "MNIST"}, "is of a run on MNIST"),
-        ({"seed": 3}, "is of R/FCN, seed 3: move it away"),
-    ):
-        records.write(dataclasses.replace(record, **changed), path)
-        capsys.readouterr()
-        assert main(options) == 1
-        assert f"{path} {said}" in capsys.readouterr().err
-
-
-def test_failed_runs_and_again(capsys):
-    options = ["--model", "FCN", *small(learning_rate=1e9)]
-    assert main([*TRAIN, *options]) == 1
-    assert "FAILED, the loss is nan" in capsys.readouterr().out
-    assert main([*TRAIN, *options]) == 0
-    assert "every cell has its record" in capsys.readouterr().out
-    kept = found("results/*/*.json").read_bytes()
-    assert main([*TRAIN, *options, "--again", "--device", "abacus"]) == 1
-    assert found("results/*/*.json").read_bytes() == kept  # a failure stays until there is another record
-    capsys.readouterr()
-    assert main([*TRAIN, *options, "--again"]) == 1
-    assert "begins" in capsys.readouterr().out
-
-
-def test_a_time_limit(capsys):
-    assert main([*TRAIN, "--model", "FCN", *small(steps=100_000), "--time-limit", "4"]) == 3
-    assert "1 of 1 are not finished" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["step=3"], "there is no setting 'step'; did you mean steps?"),
-        (["steps=3", "steps=4"], "steps is given twice; several values are steps=3,4"),
-        (["learning_rate=1e39"], "learning_rate must be a number more than 0, 1e+30 at most, got 1e+39"),
-        (["drop=1e-300"], "drop must be a number of at least 1, got 1e-300"),
-        (["--ray", "--device", "cpu"], "--ray shares out the cells by itself: it takes no --device"),
-        (["--ray", "--at-once", "2"], "and no --at-once"),
-        (["steps=3,,4"], "steps must be a whole number, got ''"),
-        (["steps=many"], "steps must be a whole number, got 'many'"),
-        (["steps"], "a setting must be given as KEY=VALUE, got 'steps'"),
-        (["--model", "ST-FCN afine"], "did you mean ST-FCN affine?"),
-        (["--data", "RST"], "data must be one of R, RTS, P, E, got 'RST'; did you mean RTS?"),
-        (["--device", "abacus"], "--device abacus:"),
-        (["drop=inf"], "drop must be a number of at least 1, got inf"),
-        (["parameters=10"], "parameters must be at least"),
-    ],
-)
-def test_bad_arguments(arguments, message, capsys):
-    assert main(["train", "distorted-mnist", "--digits", "packaged", *arguments]) == 1
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--seed", "a"],
-        ["--seed", "-1"],
-        ["--seed", str(2**32)],
-        ["--time-limit", "soon"],
-        ["--at-once", "0"],
-        ["--ray", "steps=3"],
-    ],
-)
-def test_arguments_that_do_not_parse(arguments, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main([*TRAIN, *arguments])
-
-
-def test_spans():
-    assert [span(text) for text in ("90", "1.5", "25m", "1h30m", "1h1m1s")] == [90, 1.5, 1500, 5400, 3661]
-
-
-# ---- what is shown ----
-
-
-def test_the_papers_error_stands_beside_what_is_trained_as_it_says():
-    (cell,) = chosen(EXPERIMENTS["distorted-mnist"], ["FCN"], ["R"])
-    real = record_of(cell, 0, 2.0, [], digits="MNIST")
-    assert result("R/FCN", real) == "R/FCN: 2.00 % of MNIST wrong (the paper's: 2.1 %), 1 s"
-    short = dataclasses.replace(real, settings={**real.settings, "steps": 30})
-    for other in (record_of(cell, 0, 2.0, []), short):
-        assert "the paper's" not in result("R/FCN", other)
-
-
-def test_lines(digits, monkeypatch):
-    monkeypatch.setattr("spatial_transformer.experiments.display.QUIET", 0.0)
-    said = []
-    (job,) = jobs("R/FCN")
-    with Lines(1, said.append) as watcher:
-        (record,) = engine.train([job], digits, CPU, watcher=watcher).records
-    assert said[0] == "R/FCN, seed 0: begins"
-    assert any("R/FCN, seed 0: step 30 of 30, loss" in line for line in said)
-    assert any("images a second" in line for line in said)
-    assert said[-1].startswith(f"R/FCN, seed 0: {record.error:.2f} % of UCI digits wrong")
-
-
-def test_the_live_table(digits):
-    console = pytest.importorskip("rich.console").Console(width=120, file=io.StringIO(), record=True)
-    seen = []
-
-    class Seen(Table):
-        def went_on(self, under_way, steps, seconds):
-            super().went_on(under_way, steps, seconds)
-            console.print(self.drawn())
-            seen.append(console.export_text())
-
-    with Seen(1, console) as watcher:
-        engine.train(jobs("R/FCN"), digits, CPU, watcher=watcher)
-    assert "R/FCN, seed 0" in seen[-1]
-    assert "30 / 30" in seen[-1]
-    assert "0 of 1 done" in seen[-1]
-    assert "images a second" in seen[-1]
-    assert "% of UCI digits wrong" in console.file.getvalue()
-
-
-def test_durations():
-    assert [duration(seconds) for seconds in (0.4, 59.4, 61, 3661)] == ["0 s", "59 s", "1:01", "1:01:01"]
-
-
-def test_signals_are_given_back():
-    before = signal.getsignal(signal.SIGINT)
-    with asked_to_stop() as stop:
-        assert not stop()
-        signal.raise_signal(signal.SIGINT)
-        assert stop()
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 # ---- on a GPU ----

@@ -427,7 +427,8 @@ def test_from_an_archive_to_a_table(tmp_path, capsys, random_weights):
     assert "1 of 7 cells, 1 runs." in table
     drawn = [*given, "--out", str(tmp_path / "drawn")]
     assert main(["draw", "birds", *drawn]) == 0
-    names = [f"{tmp_path}/drawn/birds/448px-{what}.png" for what in ("curves", "2xST-CNN-cases")]
+    variant = "backbone=efficientnet-lite0-batch=2-curve=1-steps=1"
+    names = [f"{tmp_path}/drawn/birds/448px-{what}-{variant}.png" for what in ("curves", "2xST-CNN-cases")]
     assert capsys.readouterr().out.split() == names
     assert all(Path(name).stat().st_size > 10_000 for name in names)
 

@@ -10,7 +10,6 @@ from data_files import mnist_here
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spatial_transformer.experiments.data import uci_digits
 from spatial_transformer.experiments.data.distortions import (
     Drawn,
     Elastic,
@@ -27,17 +26,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 DOUBLE = torch.float64
 KEPT = (_corner_signs, canvas_lattice, control_lattice, field_basis, block_half)  # constant tensors
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return uci_digits.load()
-
-
-@pytest.fixture(scope="module")
-def images(digits):
-    """All digits, [1797, 1, 28, 28]"""
-    return as_images(torch.cat([digits.train.images, digits.test.images]), "cpu")
 
 
 # Of the shipped digits, in float64: sha256 of the thetas to 1e-5, and of the first 20 images as bytes.

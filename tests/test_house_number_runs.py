@@ -399,7 +399,7 @@ def test_what_goes_to_other_machines(folder, numbers, tmp_path, monkeypatch):
     """Not the images: where they are, whatever folder a process is started in."""
     given = []
     monkeypatch.setattr(
-        cluster, "train", lambda jobs, data, *_, **__: given.append(data) or Outcome([], [], [])
+        cluster, "train", lambda jobs, data, *_, **__: given.append(data) or Outcome([], [], [], [])
     )
     monkeypatch.chdir(folder.parent)
     assert main(["train", "svhn", "--data-dir", folder.name, "--ray"]) == 0

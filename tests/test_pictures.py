@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from made_up import CELLS, EXPERIMENT, WITH, WITHOUT, made_up, record_of
+from made_up import CELLS, EXPERIMENT, WITH, WITHOUT, made_up, record_of, with_variant
 
 from spatial_transformer import cli
 from spatial_transformer.experiments import pictures, probes, records, results, tested_digits
@@ -79,7 +79,8 @@ def test_the_base_network_is_of_the_same_seed_and_has_not_failed(tmp_path):
 def test_only_some_pictures(folder, tmp_path, capsys):
     arguments = ("--results", folder, "--out", tmp_path, *OPTIONS)
     assert draw(*arguments, "--only", "means", "--model", "st-fcn affine", "--data", "r", "--seed", "0") == 0
-    assert [path.name for path in tmp_path.rglob("*.*")] == ["R-ST-FCN-affine-means.png"]
+    names = with_variant(["R-ST-FCN-affine-means.png"], {"steps": 300})
+    assert [path.name for path in tmp_path.rglob("*.*")] == names
     assert draw(*arguments, "--seed", "1") == 1
     assert "there is no record of seed 1 of" in capsys.readouterr().err
 
@@ -100,7 +101,21 @@ def test_a_missing_probe_is_named(tmp_path, capsys):
     assert f"{path.stem}.npz is not here" in error
     assert "there are records but no probes: `stn train distorted-mnist` makes both" in error
     assert draw("--results", tmp_path, "--out", tmp_path / "out", *OPTIONS) == 0  # curves need none
-    assert [path.name for path in tmp_path.rglob("*.png")] == ["R-curves.png"]
+    assert [path.name for path in tmp_path.rglob("*.png")] == with_variant(["R-curves.png"], {"steps": 300})
+
+
+def test_pictures_of_other_runs_do_not_take_the_place_of_the_tables(tmp_path, capsys):
+    for seed, (cell, digits) in enumerate(
+        [(CELLS[WITH], "MNIST"), (changed(WITH), "MNIST"), (CELLS[WITH], uci_digits.NAME)]
+    ):
+        write(record_of(cell, seed, 1.0, CURVE, digits=digits), None, tmp_path)
+    for options in ([], ["steps=300"], ["--digits", "packaged"]):
+        assert draw("--results", tmp_path, "--out", tmp_path / "out", "--only", "curves", *options) == 0
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*.png")) == [
+        "R-curves-digits=UCI-digits.png",
+        "R-curves-steps=300.png",
+        "R-curves.png",
+    ]
 
 
 @pytest.mark.parametrize(

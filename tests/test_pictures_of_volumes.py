@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from made_up import jobs_of
+from made_up import jobs_of, with_variant
 from PIL import Image
 
 import spatial_transformer as st
@@ -14,17 +14,12 @@ from spatial_transformer.experiments import engine, pictures, probes, records, r
 from spatial_transformer.experiments import pictures_of_volumes as volumes
 from spatial_transformer.experiments.cases import chosen_cases
 from spatial_transformer.experiments.catalogue import EXPERIMENTS
-from spatial_transformer.experiments.data import fixed_sets, uci_digits
+from spatial_transformer.experiments.data import fixed_sets
 
 EXPERIMENT = EXPERIMENTS["volumes"]
 CELLS = {cell.name: cell for cell in EXPERIMENT.cells}
 CHANGED = {"steps": 2, "batch": 2, "parameters": 120_000, "curve": 2}
 OPTIONS = [*(f"{name}={value}" for name, value in CHANGED.items()), "--digits", "packaged"]
-
-
-@pytest.fixture(scope="module")
-def digits(one_thread):
-    return uci_digits.load()
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +100,7 @@ def test_the_command(trained, tmp_path, capsys):
     arguments = ["draw", "volumes", "--results", str(trained[0]), "--out", str(tmp_path), *OPTIONS]
     assert cli.main(arguments) == 0
     names = [path.removeprefix(f"{tmp_path}/volumes/") for path in capsys.readouterr().out.split()]
-    assert names == ["3D-curves.png", "3D-ST-CNN-cases.png"]
+    assert names == with_variant(["3D-curves.png", "3D-ST-CNN-cases.png"], CHANGED)
     with Image.open(tmp_path / "volumes" / names[1]) as found:
         assert 800 <= found.width <= 1400
     assert cli.main([*arguments, "--only", "means", "--only", "animation"]) == 1

@@ -31,6 +31,10 @@ RECORD = Record(
 )
 
 
+def curve(*steps):
+    return [{"step": step, "loss": 0.1, "error": 1} for step in steps]
+
+
 def test_a_record_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "deep" / "record.json"
     records.write(RECORD, path)
@@ -50,7 +54,7 @@ def test_a_record_from_before_there_were_measures(tmp_path):
 
 
 def test_a_failed_run_has_a_record(tmp_path):
-    failed = dataclasses.replace(RECORD, status="failed", reason="the loss is nan", error=None)
+    failed = dataclasses.replace(RECORD, status="failed", reason="the loss is nan", error=None, steps=1000)
     records.write(failed, tmp_path / "record.json")
     assert records.read(tmp_path / "record.json") == failed
 
@@ -70,7 +74,21 @@ def test_a_failed_run_has_a_record(tmp_path):
         ({"curve": [{"step": 1.5, "loss": 0.1, "error": 1}]}, "step must be int, got 1.5"),
         ({"curve": 3}, "is no record"),
         ({"versions": {"torch": 2}}, "versions must be dict[str, str], got {'torch': 2}"),
-        ({"seconds": -1}, "must not be negative"),
+        ({"seconds": -1}, "seconds must not be negative, got -1"),
+        ({"seed": -1}, "seed must not be negative, got -1"),
+        ({"parameters": -1}, "parameters must not be negative, got -1"),
+        (
+            {"steps": 149_999},
+            "steps must be the 150000 of the settings, or fewer where a run failed, got 149999",
+        ),
+        ({"steps": 150_001}, "steps must be the 150000 of the settings"),
+        ({"settings": {"steps": "many"}}, "is no record"),
+        ({"curve": curve(500, 500)}, "steps of the curve must ascend from 1 to 150000, got 500 after 500"),
+        ({"curve": curve(1000, 500)}, "steps of the curve must ascend"),
+        ({"curve": curve(0, 500)}, "steps of the curve must ascend from 1"),
+        ({"curve": curve(500, 150_001)}, "steps of the curve must ascend from 1 to 150000"),
+        ({"curve": [{"step": 1, "loss": 0.1, "error": 100.5}]}, "error must be a percentage, got 100.5"),
+        ({"curve": [{"step": 1, "loss": 0.1, "error": -1}]}, "error must be a percentage, got -1"),
         ({"measures": {"apart": "most"}}, "measures must be dict[str, float], got {'apart': 'most'}"),
         ({"colour": "red"}, "does not know colour"),
     ],

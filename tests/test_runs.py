@@ -10,7 +10,7 @@ import torch
 from spatial_transformer import SpatialTransformer
 from spatial_transformer.experiments import checkpoints, measures
 from spatial_transformer.experiments.checkpoints import Checkpoint, CheckpointError
-from spatial_transformer.experiments.data import fixed_sets, uci_digits
+from spatial_transformer.experiments.data import fixed_sets
 from spatial_transformer.experiments.data.fixed_sets import fixed_set
 from spatial_transformer.experiments.lockstep import Lockstep
 from spatial_transformer.experiments.paper import addition, cluttered_mnist, distorted_mnist, volumes
@@ -21,11 +21,6 @@ CELLS = {
     for table in (distorted_mnist, cluttered_mnist, addition, volumes)
     for cell in table.EXPERIMENT.cells
 }
-
-
-@pytest.fixture(scope="module")
-def digits(one_thread):
-    return uci_digits.load()
 
 
 def small(name, **changes):

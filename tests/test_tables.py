@@ -27,7 +27,7 @@ def put(folder, cell, error, seed=0, experiment=DISTORTED, changed=None, **field
         "error": error, "paper": named[cell].paper, "digits": "MNIST", "steps": settings.steps,
         "seconds": 1800.0, "device": "a device", "commit": "c" * 40, "date": "2026-01-01T10:00:00",
         "versions": {"torch": "2.13"}, "settings": dataclasses.asdict(settings), "parameters": 400_000,
-        "curve": [Point(500, 1.5, 40.0)], **fields,
+        "curve": [Point(10, 1.5, 40.0)], **fields,
     }  # fmt: skip
     path = records.path_of(folder, experiment.name, cell, seed, changed)
     if given["digits"] != "MNIST":

@@ -20,7 +20,7 @@ from . import engine
 from .display import Lines
 from .engine import Job, Outcome
 from .extra import extra
-from .interrupts import asked_to_stop
+from .interrupts import Stop, asked_to_stop
 from .tasks import Dataset, Load
 
 LOCAL = "local"  # what Ray calls workers of its own on this machine
@@ -62,7 +62,7 @@ def train(
     gpu_share: float | None = None,
     deadline: float = math.inf,
     save_every: float = engine.SAVE_EVERY,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Stop = lambda: False,
     say: Say = print,
 ) -> Outcome:
     """Trains what has no record yet, as ``engine.train`` does.
@@ -70,7 +70,7 @@ def train(
     data: what is trained on, or what each worker loads it with.
     gpu_share: of a GPU that a cell takes; if it is not given, an eighth where the cluster has GPUs.
     """
-    outcome, errors = Outcome([], [], []), list[TaskError]()
+    outcome, errors = Outcome([], [], [], []), list[TaskError]()
     with connected(address) as ray:
         resources = ray.cluster_resources()
         share = gpu_share if gpu_share is not None else GPU_SHARE if resources.get("GPU", 0) else 0
@@ -99,6 +99,7 @@ def train(
                 outcome.records.extend(found.records)
                 outcome.busy.extend(job for _ in found.busy)
                 outcome.left.extend(job for _ in found.left)
+                outcome.refused.extend(found.refused)
         outcome.left.extend(pending.values())
     if errors:  # once the others are done
         raise errors[0]

@@ -21,6 +21,7 @@ from .data.distortions import DIGIT
 from .data.one_class import one_class
 from .data.random_numbers import RandomNumbers
 from .encoders import anywhere, classifier, encoder
+from .interrupts import Stop
 from .runs import STREAM, Resumable, Tested, held_out, joined, tensor_cores
 from .spec import Cell, DigitSettings
 
@@ -220,10 +221,20 @@ class Objective:
 
 
 class Colocalisation(Resumable):
-    """A cell of Table 5 and a seed on a device. ``folder``: where the encoder is kept."""
+    """A cell of Table 5 and a seed on a device.
+
+    folder: where the encoder is kept.
+    stop: asked while it is trained, which raises ``Stopped``.
+    """
 
     def __init__(
-        self, cell: Cell, seed: int, digits: DigitSet, device: torch.device | str, folder: Path
+        self,
+        cell: Cell,
+        seed: int,
+        digits: DigitSet,
+        device: torch.device | str,
+        folder: Path,
+        stop: Stop = lambda: False,
     ) -> None:
         assert cell.model.digit is not None
         self.cell, self.seed, self.device = cell, seed, torch.device(device)
@@ -242,7 +253,7 @@ class Colocalisation(Resumable):
         objective = self.objective = Objective(
             self.images,
             self.network,
-            encoder(self.digits, filters, folder, self.device),
+            encoder(self.digits, filters, folder, self.device, stop=stop),
             self.random,
             batch=cell.settings.batch,
             momentum=cell.settings.momentum,

@@ -8,7 +8,7 @@ from typing import Any
 
 from .extra import extra
 from .figures import FAINT, INK, figure
-from .results import Result
+from .results import Result, as_the_paper
 from .spec import Cell, Model
 
 # By classification network, alone and behind each family; and by how many transformers there are.
@@ -25,14 +25,17 @@ def curves(title: str, runs: Sequence[tuple[Cell, Sequence[Result]]]) -> Any:
     """Training error over steps, a line for each model (the mean of its seeds); dots are test errors."""
     made = figure(8.9, 4.3)
     axes = made.subplots(gridspec_kw={"left": 0.085, "right": 0.66, "top": 0.88, "bottom": 0.135})
+    beside_the_paper = False
     for cell, results in runs:
         records = [result.record for result in results]
         colour = colour_of(cell.model)
         steps, errors = mean_curve(results)
         done = [record.error for record in records if record.status == "done" and record.error is not None]
         ours = f"{statistics.mean(done):.2f} %" if done else "failed"
-        paper = "" if cell.paper is None else f" ({cell.paper:.1f} %)"
-        label = f"{cell.model.name}: {ours}{paper}"
+        label = f"{cell.model.name}: {ours}"
+        if cell.paper is not None and all(as_the_paper(cell).counts(result) for result in results):
+            label += f" ({cell.paper:.1f} %)"
+            beside_the_paper = True
         axes.plot(steps, errors, color=colour, linewidth=1.4, label=label, zorder=2)
         if done and steps:
             axes.plot(steps[-1], statistics.mean(done), "o", color=colour, markersize=6,
@@ -52,7 +55,7 @@ def curves(title: str, runs: Sequence[tuple[Cell, Sequence[Result]]]) -> Any:
     axes.tick_params(colors=INK, labelsize=9, which="both", length=0)
     for side in ("top", "right", "left", "bottom"):
         axes.spines[side].set_visible(False)
-    legend_title = "test error (the paper's)" if any(cell.paper for cell, _ in runs) else "test error"
+    legend_title = "test error (the paper's)" if beside_the_paper else "test error"
     legend = axes.legend(
         loc="upper left", bbox_to_anchor=(1.02, 1.02), fontsize=9.5, frameon=False, labelcolor=INK,
         title=legend_title, title_fontsize=9.5, alignment="left", handlelength=1.6,

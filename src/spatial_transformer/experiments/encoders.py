@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from ..families import Attention
 from ..sampling import warp
 from . import checkpoints, networks
-from .checkpoints import CheckpointError
+from .checkpoints import Checkpoint, CheckpointError
 from .data.clutter import below
 from .data.digits import DigitSet
 from .data.distortions import DIGIT
@@ -27,6 +29,8 @@ from .data.fetch import Say, say
 from .data.fixed_sets import KINDS, as_images
 from .data.random_numbers import RandomNumbers
 from .extra import extra
+from .interrupts import Stop, Stopped
+from .runs import Resumable
 from .spec import CLASSES
 
 STEPS, BATCH, RATE, MOMENTUM = 1200, 128, 0.02, 0.9
@@ -38,6 +42,7 @@ OFF = 0.3  # how far beside the digit their centre may be, in halves of their wi
 ANYWHERE = 1 / 3  # of them lie anywhere in the image
 NONE, FAR = CLASSES, 0.6  # the class of those whose centre is that far from the digit's, or further
 UNASKED = -100  # the class of the others among them, which ``F.cross_entropy`` leaves out
+LOOK_EVERY = 0.5  # seconds between looks whether to stop, while another process trains the encoder
 
 
 class DigitEncoder(nn.Module):
@@ -67,9 +72,17 @@ def classifier(filters: int) -> nn.Sequential:
 
 
 def encoder(
-    digits: DigitSet, filters: int, folder: Path, device: torch.device, say: Say = say
+    digits: DigitSet,
+    filters: int,
+    folder: Path,
+    device: torch.device,
+    say: Say = say,
+    stop: Stop = lambda: False,
 ) -> DigitEncoder:
-    """The encoder, from ``folder`` or trained by the first process that gets here. Its weights are fixed."""
+    """The encoder, from ``folder`` or trained by the first process that gets here. Its weights are fixed.
+
+    stop: asked between steps; what was learnt until then is kept, and ``Stopped`` raised.
+    """
     identity = {
         "digits": digits.name, "filters": filters, "steps": STEPS, "batch": BATCH, "rate": RATE,
         "momentum": MOMENTUM, "last": LAST, "seed": SEED, "kind": KIND, "scales": SCALES, "off": OFF,
@@ -81,11 +94,19 @@ def encoder(
         torch.manual_seed(SEED)
         made = DigitEncoder(filters).to(device)
     folder.mkdir(parents=True, exist_ok=True)
-    with extra("filelock").FileLock(folder / f".{path.name}.lock"):
+    with alone(folder / f".{path.name}.lock", stop):
         if not path.exists():
-            say(f"training the encoder, a CNN on {digits.name} among clutter ({STEPS:,} steps)")
-            train(made.network, digits, device)
+            unfinished = path.with_suffix(".checkpoint.safetensors")
+            lessons = Lessons(made.network, digits, device)
+            if unfinished.exists():
+                lessons.go_on(unfinished)
+            left = f"{STEPS - lessons.step_number:,} of {STEPS:,} steps"
+            say(f"training the encoder, a CNN on {digits.name} among clutter ({left})")
+            if not lessons.finished(stop):
+                checkpoints.save(Checkpoint(lessons.state(), 0.0, [], [], [], identity), unfinished)
+                raise Stopped
             checkpoints.save_weights(made.network.state_dict(), path)
+            unfinished.unlink(missing_ok=True)
     try:
         made.network.load_state_dict(extra("safetensors.torch").load_file(path))
     except (OSError, RuntimeError, extra("safetensors").SafetensorError) as error:
@@ -93,23 +114,65 @@ def encoder(
     return made.requires_grad_(False)
 
 
-def train(network: nn.Module, digits: DigitSet, device: torch.device) -> None:
-    """A digit classifier, by SGD with momentum."""
-    images, labels = as_images(digits.train.images, device), digits.train.labels.to(device)
-    distortion = KINDS[KIND](images[:, 0])
-    random = RandomNumbers(SEED, device=device)
-    optimiser = torch.optim.SGD(network.parameters(), lr=RATE, momentum=MOMENTUM)
-    for step in range(STEPS):
-        if step == round((1 - LAST) * STEPS):
-            optimiser.param_groups[0]["lr"] = RATE / 10
-        chosen = below(len(labels), random.uniform(BATCH))
-        drawn = distortion.draw(BATCH, random)
-        places, answers = asked(labels[chosen], drawn.numbers["box"], random)
-        crops = warp(distortion.apply(images[chosen], drawn), places, Attention(), size=(DIGIT, DIGIT))
-        loss = F.cross_entropy(network(crops), answers, ignore_index=UNASKED)
-        optimiser.zero_grad()
+@contextmanager
+def alone(path: Path, stop: Stop) -> Iterator[None]:
+    """A lock that is waited for until someone says stop."""
+    filelock = extra("filelock")
+    lock = filelock.FileLock(path)
+    while not lock.is_locked:
+        try:
+            lock.acquire(timeout=LOOK_EVERY)
+        except filelock.Timeout:
+            if stop():
+                raise Stopped from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class Lessons(Resumable):
+    """The training of a digit classifier, by SGD with momentum."""
+
+    def __init__(self, network: nn.Module, digits: DigitSet, device: torch.device) -> None:
+        self.network = network
+        self.images, self.labels = as_images(digits.train.images, device), digits.train.labels.to(device)
+        self.distortion = KINDS[KIND](self.images[:, 0])
+        self.random = RandomNumbers(SEED, device=device)
+        self.optimiser = torch.optim.SGD(network.parameters(), lr=RATE, momentum=MOMENTUM)
+        self.kept = {}
+        for name, parameter in network.named_parameters():
+            self.kept[f"velocity.{name}"] = velocity = torch.zeros_like(parameter)
+            self.optimiser.state[parameter]["momentum_buffer"] = velocity
+        self.step_number = 0
+
+    def go_on(self, path: Path) -> None:
+        try:
+            self.load(checkpoints.load(path).state)
+        except (KeyError, RuntimeError) as error:  # by other code
+            raise CheckpointError(f"{path} does not fit ({error}): remove it to begin anew") from error
+
+    def finished(self, stop: Stop = lambda: False) -> bool:
+        """Takes the steps that are left; whether it came to the last, and nobody said stop before."""
+        while self.step_number < STEPS:
+            if stop():
+                return False
+            self.step()
+        return True
+
+    def step(self) -> None:
+        late = self.step_number >= round((1 - LAST) * STEPS)
+        self.optimiser.param_groups[0]["lr"] = RATE / 10 if late else RATE
+        chosen = below(len(self.labels), self.random.uniform(BATCH))
+        drawn = self.distortion.draw(BATCH, self.random)
+        places, answers = asked(self.labels[chosen], drawn.numbers["box"], self.random)
+        images = self.distortion.apply(self.images[chosen], drawn)
+        crops = warp(images, places, Attention(), size=(DIGIT, DIGIT))
+        loss = F.cross_entropy(self.network(crops), answers, ignore_index=UNASKED)
+        self.optimiser.zero_grad()
         loss.backward()
-        optimiser.step()
+        self.optimiser.step()
+        self.step_number += 1
 
 
 def asked(labels: Tensor, box: Tensor, random: RandomNumbers) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Cells trained: from their checkpoints on, until they are done or someone says stop.
 
 A cell's record is written when it is done or has failed, and its checkpoint at least once a minute until
-then: whatever ends the process loses no more. A lock keeps two processes off one cell.
+then: whatever ends the process loses no more. Locks keep two processes off one cell.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from . import checkpoints, networks, probes, provenance, records, tasks
-from .checkpoints import Checkpoint
+from .checkpoints import Checkpoint, CheckpointError
 from .extra import extra
+from .interrupts import Stop, Stopped
 from .lockstep import Lockstep
 from .records import Point, Record
 from .spec import Cell, Settings
@@ -52,9 +53,10 @@ class Job(NamedTuple):
         return f"{self.cell.name}, seed {self.seed}"
 
     @property
-    def lock(self) -> Path:
-        """Beside the record: who writes that one must hold it."""
-        return self.record.with_name(f".{self.record.stem}.lock")
+    def locks(self) -> list[Path]:
+        """Beside the record and beside the checkpoint, since commands may share either folder alone: who
+        writes these must hold both."""
+        return [path.with_name(f".{path.name}.lock") for path in (self.record, self.checkpoint)]
 
     @property
     def weights(self) -> Path:
@@ -65,16 +67,16 @@ class Job(NamedTuple):
 class Training:
     """A job under way."""
 
-    def __init__(self, job: Job, data: Dataset, device: torch.device) -> None:
+    def __init__(self, job: Job, data: Dataset, device: torch.device, stop: Stop = lambda: False) -> None:
         how = tasks.TASKS[job.cell.task.name]
-        self.job, self.run = job, how.run(job.cell, job.seed, data, device, job.checkpoint.parent)
+        self.job, self.run = job, how.run(job.cell, job.seed, data, device, job.checkpoint.parent, stop)
         self.identity = {
             "cell": f"{job.cell.experiment} {job.run}",
             "digits": self.run.trained_on,
             **{name: value for name, value in vars(job.cell.settings).items() if job.cell.heeds(name)},
         }
         self.commits = [provenance.commit()]  # of the code that trains, not of what it has become by the end
-        self.seconds = 0.0  # of training; where several train at once, a share of the time
+        self.seconds = 0.0  # of steps; where several runs take theirs at once, a share of the time
         self.curve: list[Point] = []
         self.watched: list[tuple[int, Tensor]] = []
         transforms = job.cell.model.transformer is not None
@@ -87,15 +89,15 @@ class Training:
 
     def go_on(self, kept: Checkpoint) -> None:
         if kept.identity != self.identity:
-            raise checkpoints.CheckpointError(
+            raise CheckpointError(
                 f"{self.job.checkpoint} is of another run ({differences(kept.identity, self.identity)}): "
                 "remove it to begin anew"
             )
         try:
             self.run.load(kept.state)
             self.curve = [Point(**point) for point in kept.curve]
-        except (KeyError, TypeError, RuntimeError) as error:  # by other code, of another network
-            raise checkpoints.CheckpointError(
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:  # by other code, of another network
+            raise CheckpointError(
                 f"{self.job.checkpoint} does not fit ({error}): remove it to begin anew"
             ) from error
         self.seconds, self.watched = kept.seconds, kept.watched
@@ -228,6 +230,7 @@ class Outcome(NamedTuple):
     records: list[Record]
     busy: list[Job]  # another process trains them
     left: list[Job]  # not finished, since someone said stop
+    refused: list[str]  # a sentence for each job whose checkpoint is not gone on from
 
 
 def jobs(
@@ -271,7 +274,7 @@ def train(
     again: bool = False,
     deadline: float = math.inf,
     save_every: float = SAVE_EVERY,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Stop = lambda: False,
     watcher: Watcher | None = None,
 ) -> Outcome:
     """Trains what has no record yet.
@@ -282,8 +285,12 @@ def train(
     save_every: seconds between checkpoints.
     stop: asked between steps.
     """
+
+    def stop_beginning() -> bool:
+        return stop() or time.monotonic() + 2 * PATIENCE > deadline
+
     saved, saving = time.monotonic(), 0.0
-    with Trainer(jobs, data, device, at_once, again, watcher or Nobody()) as trainer:
+    with Trainer(jobs, data, device, at_once, again, stop_beginning, watcher or Nobody()) as trainer:
         while trainer.ready(deadline):
             seconds = trainer.advance()
             now = time.monotonic()
@@ -308,14 +315,15 @@ class Trainer(ExitStack):
         device: torch.device,
         at_once: int,
         again: bool,
+        stop_beginning: Stop,
         watcher: Watcher,
     ) -> None:
         super().__init__()
         self.data, self.device, self.at_once, self.again = data, device, at_once, again
-        self.watcher = watcher
+        self.stop_beginning, self.watcher = stop_beginning, watcher
         self.waiting, self.under_way = deque(jobs), list[Training]()
-        self.records, self.busy = list[Record](), list[Job]()
-        self.locks: dict[Path, Any] = {}
+        self.records, self.busy, self.refused = list[Record](), list[Job](), list[str]()
+        self.locks: dict[Path, ExitStack] = {}
         self.together: Lockstep | None = None  # made anew when others are under way
         self.chunk = 1  # steps between looks at the clock
 
@@ -326,30 +334,40 @@ class Trainer(ExitStack):
                 self.finish(training)
             if not self.waiting or len(self.under_way) >= self.at_once or time.monotonic() > deadline:
                 return bool(self.under_way)
-            self.begin(self.waiting.popleft())
+            try:
+                self.begin(self.waiting[0])
+            except Stopped:  # before there was anything of this one to be saved
+                return bool(self.under_way)
+            self.waiting.popleft()
 
     def begin(self, job: Job) -> None:
         """Begins a job, or goes on with it; unless another process is at it, or was before."""
-        lock = locked(job)
-        if lock is None:
+        locks = locked(job)
+        if locks is None:
             self.busy.append(job)
             return
-        self.callback(lock.release, force=True)
+        self.callback(locks.close)
         if job.record.exists():  # maybe by another process since it was looked for
             record = records.read(job.record)
             if not self.again or record.status != "failed":
                 self.records.append(record)
-                lock.release()
+                locks.close()
                 return
-        self.locks[job.record] = lock
-        self.under_way.append(Training(job, self.data, self.device))
+        try:
+            training = Training(job, self.data, self.device, self.stop_beginning)
+        except CheckpointError as error:  # of this job alone: the others go on
+            self.refused.append(f"{job.name}: {error}")
+            locks.close()
+            return
+        self.locks[job.record] = locks
+        self.under_way.append(training)
         self.together = None
         self.watcher.began(self.under_way[-1])
 
     def finish(self, training: Training) -> None:
         self.records.append(training.finish())
         self.under_way.remove(training)
-        self.locks.pop(training.job.record).release()
+        self.locks.pop(training.job.record).close()
         self.together = None
         self.watcher.ended(training.job, self.records[-1])
 
@@ -373,19 +391,21 @@ class Trainer(ExitStack):
             training.save()
 
     def outcome(self) -> Outcome:
-        return Outcome(self.records, self.busy, [*(one.job for one in self.under_way), *self.waiting])
+        left = [*(one.job for one in self.under_way), *self.waiting]
+        return Outcome(self.records, self.busy, left, self.refused)
 
 
-def locked(job: Job) -> Any | None:
-    """The lock on a job, held; None where another process holds it."""
+def locked(job: Job) -> ExitStack | None:
+    """The locks on a job, held until they are closed; None where another process holds one of them."""
     filelock = extra("filelock")
     for folder in (job.checkpoint.parent, job.record.parent):  # not found out after hours of training
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError(f"{folder} cannot be written to")
-    lock = filelock.FileLock(job.lock)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        return None
-    return lock
+    with ExitStack() as held:
+        for path in job.locks:
+            try:
+                held.enter_context(filelock.FileLock(path).acquire(timeout=0))
+            except filelock.Timeout:
+                return None
+        return held.pop_all()

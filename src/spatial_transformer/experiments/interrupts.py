@@ -10,9 +10,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+Stop = Callable[[], bool]
+
+
+class Stopped(Exception):
+    """What had been begun is given up, since someone said stop."""
+
 
 @contextmanager
-def asked_to_stop() -> Iterator[Callable[[], bool]]:
+def asked_to_stop() -> Iterator[Stop]:
     """Gives a function that says whether SIGINT or SIGTERM came; a second one of them ends the process."""
     if threading.current_thread() is not threading.main_thread():  # only there can signals be caught
         yield lambda: False

@@ -23,6 +23,7 @@ from .data.random_numbers import RandomNumbers
 from .display import duration
 from .extra import extra
 from .interrupts import asked_to_stop
+from .tasks import AUTO
 from .training import INTERRUPTED, device_of
 
 SIZE, CROP = 84, 28  # pixels that pictures are resized to, and that a crop has: as in the paper
@@ -101,9 +102,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--steps", type=count, default=STEPS, help=f"of training ({STEPS:,})")
     parser.add_argument("--seed", type=int, default=0, help="of weights and random patches (0)")
-    parser.add_argument(
-        "--device", default="auto", help="auto (a GPU if there is one), cpu, cuda, cuda:1 ..."
-    )
+    parser.add_argument("--device", default=AUTO, help="auto (a GPU if there is one), cpu, cuda, cuda:1 ...")
     parser.add_argument("--encoder", choices=ENCODERS, default="pixels", help="pixels (default) or random")
 
 

@@ -17,7 +17,7 @@ from .data.fetch import Say, say
 from .figures import save
 from .networks import family_of
 from .probes import Probe
-from .results import Result, Wanted, as_the_paper, by_cell
+from .results import Result, Wanted, apart, as_the_paper, assigned, by_cell
 from .spec import Cell, Experiment
 
 
@@ -54,9 +54,10 @@ class Trained(NamedTuple):
 
 
 Base = tuple[str, Any] | None  # the network without a transformer: its name and its answers
-# Trained cells, all results by cell, which pictures, the folder, the data, the experiment's title.
+Place = Callable[[str], Path]  # of the picture of a name
+# Trained cells, all results by cell, which pictures, their places, the data, the experiment's title.
 ImagePictures = Callable[
-    [Sequence[Trained], dict[str, list[Result]], Collection[str], Path, Any, str], Iterator[Path]
+    [Sequence[Trained], dict[str, list[Result]], Collection[str], Place, Any, str], Iterator[Path]
 ]
 
 
@@ -83,18 +84,24 @@ def draw(
     having = [cell for cell in cells if cell.name in found]
     if not having:
         raise PictureError(missing(experiment, cells, wanted, seed))
-    folder = out / experiment.name
+    variant = assigned(apart(wanted.changed, wanted.digits, experiment)).split()
+
+    def place(name: str) -> Path:
+        """Pictures of changed runs do not take the place of the table's."""
+        stem, ending = name.rsplit(".", 1)
+        return out / experiment.name / f"{'-'.join([stem, *variant])}.{ending}"
+
     if "curves" in only:
         for data in experiment.data:
             runs = [(cell, found[cell.name]) for cell in having if cell.data == data]
             if any(one.record.curve for _, results in runs for one in results):
                 kind = f" {data.kind}" if len(experiment.data) > 1 else ""
                 made = curves(f"{experiment.title}{kind}", runs)
-                yield save(made, folder / f"{data.kind}-curves.png")
+                yield save(made, place(f"{data.kind}-curves.png"))
     others = [picture for picture in dict.fromkeys(only) if picture != "curves"]
     kept = [one for cell in having if others and (one := opened(cell, found[cell.name], say))]
     if kept:
-        yield from of_images(kept, found, others, folder, load(wanted, data_dir), experiment.title)
+        yield from of_images(kept, found, others, place, load(wanted, data_dir), experiment.title)
     elif others and "curves" not in only:
         if not any(cell.model.transformer for cell in having):
             names = ", ".join(cell.name for cell in having)
@@ -109,7 +116,7 @@ def cases_alone(what: str, picture: Callable[[Trained, Any, Base], Any]) -> Imag
         kept: Sequence[Trained],
         found: dict[str, list[Result]],
         pictures: Collection[str],
-        folder: Path,
+        place: Place,
         data: Any,
         title: str,
     ) -> Iterator[Path]:
@@ -117,7 +124,7 @@ def cases_alone(what: str, picture: Callable[[Trained, Any, Base], Any]) -> Imag
             raise PictureError(f"there are cases and curves of {what}, no {', '.join(pictures)}")
         for one in kept:
             made = picture(one, data, base_of(one, found))
-            yield save(made, folder / f"{file_name(one.cell)}-cases.png")
+            yield save(made, place(f"{file_name(one.cell)}-cases.png"))
 
     return draw_images
 

@@ -15,7 +15,7 @@ from .data.digits import DigitSet
 from .data.one_class import one_class
 from .extra import extra
 from .figures import GRID
-from .pictures import Trained, file_name
+from .pictures import Place, Trained, file_name
 from .results import Result
 
 PICTURES = ("boxes", "animation")
@@ -29,7 +29,7 @@ def draw_images(
     kept: Sequence[Trained],
     found: dict[str, list[Result]],
     wanted: Collection[str],
-    folder: Path,
+    place: Place,
     digits: DigitSet,
     title: str,
 ) -> Iterator[Path]:
@@ -37,9 +37,9 @@ def draw_images(
         name = file_name(one.cell)
         images, truth = shown(one, digits)
         if "boxes" in wanted:
-            yield figures.save(boxes(one, images, truth), folder / f"{name}-boxes.png")
+            yield figures.save(boxes(one, images, truth), place(f"{name}-boxes.png"))
         if "animation" in wanted:
-            path = folder / f"{name}-training.gif"
+            path = place(f"{name}-training.gif")
             yield animations.save(*animation(one, images, truth), path, (GRID, TRUE))
 
 

@@ -22,7 +22,7 @@ from .data.digits import DigitSet
 from .data.fixed_sets import as_images
 from .figures import INK, entitle, panel, panels, with_lattices
 from .lattices import lattice, reach
-from .pictures import Base, Trained, base_of, file_name
+from .pictures import Base, Place, Trained, base_of, file_name
 from .results import Result
 from .spec import CLASSES
 from .tested_digits import first_images, given
@@ -44,7 +44,7 @@ def draw_images(
     kept: Sequence[Trained],
     found: dict[str, list[Result]],
     wanted: Collection[str],
-    folder: Path,
+    place: Place,
     digits: DigitSet,
     title: str,
 ) -> Iterator[Path]:
@@ -53,16 +53,16 @@ def draw_images(
         name = file_name(one.cell)
         shown, base = seen(one, digits), base_of(one, found)
         if "cases" in wanted:
-            yield figures.save(cases(one, shown, base), folder / f"{name}-cases.png")
+            yield figures.save(cases(one, shown, base), place(f"{name}-cases.png"))
         if "means" in wanted:
-            yield figures.save(means(one, shown), folder / f"{name}-means.png")
+            yield figures.save(means(one, shown), place(f"{name}-means.png"))
         if "animation" in wanted and len(one.probe.steps):
-            yield animations.save(*animation(one, shown), folder / f"{name}-training.gif")
+            yield animations.save(*animation(one, shown), place(f"{name}-training.gif"))
         kind = one.cell.data.kind
         if kind not in best or one.error < best[kind][0].error:
             best[kind] = one, shown, base
     if "overview" in wanted and len(best) > 1:
-        yield figures.save(overview(title, list(best.values())), folder / "overview.png")
+        yield figures.save(overview(title, list(best.values())), place("overview.png"))
 
 
 def seen(one: Trained, digits: DigitSet) -> Shown:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from .data.places import VARIABLE
 from .display import display, duration
 from .interrupts import asked_to_stop
 from .spec import DigitSettings
+from .tasks import AUTO
 from .training import FAILED, INTERRUPTED, UNFINISHED, jobs_of
 
 EXPERIMENT, KIND, WITHOUT, WITH = "distorted-mnist", "RTS", "FCN", "ST-FCN affine"
@@ -39,7 +41,7 @@ def add(commands: Any) -> None:
         "--out", type=folder_to_write, default="quickstart", help="folder of all that is made"
     )
     parser.add_argument(
-        "--digits", choices=("auto", "packaged"), default="auto", help="auto: MNIST if it can be had"
+        "--digits", choices=(AUTO, "packaged"), default=AUTO, help="auto: MNIST if it can be had"
     )
     parser.add_argument(
         "--data-dir", type=folder, help=f"look for MNIST here, before ${VARIABLE} and the cache"
@@ -57,12 +59,16 @@ def run(given: argparse.Namespace) -> int:
     jobs = jobs_of(cells, digits, [0], given.out, given.out / "runs")
     with asked_to_stop() as stop, display(len(jobs)) as watcher:
         outcome = engine.train(jobs, digits, torch.device("cpu"), at_once=2, stop=stop, watcher=watcher)
+    for refusal in outcome.refused:
+        print(f"stn: {refusal}", file=sys.stderr)
     if outcome.left:
         print("not finished; the same command goes on")
         return INTERRUPTED
     if outcome.busy:
         print(f"another process trains in {given.out}")
         return UNFINISHED
+    if outcome.refused:
+        return FAILED
     errors = {record.cell.split("/")[1]: record for record in outcome.records}
     print(f"\n{digits.name}, {len(digits.test.labels):,} test digits rotated, translated and scaled:")
     for name, what in ((WITHOUT, "without"), (WITH, "with")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import types
@@ -28,6 +29,7 @@ class Point:
 
     def __post_init__(self) -> None:
         check(self)
+        check_percentage(self.error)
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Record:
     paper: float | None  # the paper's
     digits: str  # the data: "MNIST", or what stood in for it, "SVHN" and so on
     steps: int
-    seconds: float
+    seconds: float  # of its steps alone; of steps that several runs take side by side, its share
     device: str
     commit: str
     date: str
@@ -61,10 +63,21 @@ class Record:
             raise ValueError(f"reason must be given where a run failed, and only there, got {self.reason!r}")
         if self.status == "done" and self.error is None:
             raise ValueError("error must be given where a run is done, got None")
-        if self.error is not None and not 0 <= self.error <= 100:
-            raise ValueError(f"error must be a percentage, got {self.error}")
-        if self.steps < 0 or self.seconds < 0:
-            raise ValueError(f"steps and seconds must not be negative, got {self.steps} and {self.seconds}")
+        if self.error is not None:
+            check_percentage(self.error)
+        for name in ("seed", "steps", "seconds", "parameters"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        wanted = self.settings.get("steps", self.steps)
+        if self.steps > wanted or (self.status == "done" and self.steps < wanted):
+            raise ValueError(
+                f"steps must be the {wanted} of the settings, or fewer where a run failed, got {self.steps}"
+            )
+        for before, step in itertools.pairwise([0, *(point.step for point in self.curve)]):
+            if not before < step <= self.steps:
+                raise ValueError(
+                    f"steps of the curve must ascend from 1 to {self.steps}, got {step} after {before}"
+                )
 
 
 def check(value: Any) -> None:
@@ -75,6 +88,11 @@ def check(value: Any) -> None:
             raise TypeError(
                 f"{name} must be {kind if typing.get_args(kind) else kind.__name__}, got {given!r}"
             )
+
+
+def check_percentage(error: float) -> None:
+    if not 0 <= error <= 100:
+        raise ValueError(f"error must be a percentage, got {error}")
 
 
 def fits(value: Any, kind: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +60,11 @@ def assigned(changed: Mapping[str, Any]) -> str:
     'batch=64 steps=3000'
     """
     return " ".join(f"{name}={value}" for name, value in sorted(changed.items()))
+
+
+def apart(changed: Mapping[str, Any], digits: str, of: Experiment | Cell) -> dict[str, Any]:
+    """What sets runs apart from those of the table, as the names of their files have it."""
+    return {**changed, **({} if digits == of.task.data else {"digits": re.sub(r"\W+", "-", digits)})}
 
 
 def asked(experiment: Experiment, settings: Mapping[str, Any], digits: str) -> Wanted:

@@ -18,11 +18,12 @@ from .data import mnist, svhn, uci_digits
 from .data.places import places
 from .fine_grained_runs import FineGrainedRun, load_set
 from .house_number_runs import HouseNumberRun
+from .interrupts import Stop
 from .lockstep import Steps
 from .runs import Run, Tested
 from .spec import Cell
 
-AUTO = "auto"  # the data that a task takes where none are asked for
+AUTO = "auto"  # the data or the device where none are asked for: the best that are here
 
 
 class Dataset(Protocol):
@@ -59,8 +60,9 @@ class How(NamedTuple):
 
     # By the name that they are asked for, of ``--digits``; each is given the folder to look in first.
     data: Mapping[str, Callable[[Path | None], Dataset]]
-    # A cell, a seed, the data, a device, and the folder of checkpoints.
-    run: Callable[[Cell, int, Any, torch.device, Path], Trains]
+    # A cell, a seed, the data, a device, the folder of checkpoints, and what is asked where beginning takes
+    # long: whether to stop, which raises ``Stopped``.
+    run: Callable[[Cell, int, Any, torch.device, Path, Stop], Trains]
     cells_on_a_gpu: int  # at once, if nothing else is asked for
     on_disk: bool = False  # gigabytes, read as they are used: other processes open them by themselves
 
@@ -75,17 +77,17 @@ MNIST: Mapping[str, Callable[[Path | None], Dataset]] = {
 }
 
 TASKS = {
-    "digits": How(MNIST, lambda cell, seed, data, device, folder: Run(cell, seed, data, device), SMALL),
+    "digits": How(MNIST, lambda cell, seed, data, device, *_: Run(cell, seed, data, device), SMALL),
     "colocalisation": How(MNIST, Colocalisation, SMALL),
     "house numbers": How(
         {AUTO: svhn.load_set},
-        lambda cell, seed, data, device, folder: HouseNumberRun(cell, seed, data, device),
+        lambda cell, seed, data, device, *_: HouseNumberRun(cell, seed, data, device),
         cells_on_a_gpu=1,
         on_disk=True,
     ),
     "birds": How(
         {AUTO: load_set},
-        lambda cell, seed, data, device, folder: FineGrainedRun(cell, seed, data, device),
+        lambda cell, seed, data, device, *_: FineGrainedRun(cell, seed, data, device),
         cells_on_a_gpu=1,
         on_disk=True,
     ),

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import math
 import re
+import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -19,14 +20,13 @@ from . import cluster, engine, records, results, tasks
 from .arguments import count, folder, folder_to_write
 from .catalogue import EXPERIMENTS, assignments, chosen
 from .data.places import VARIABLE
-from .display import display
+from .display import display, duration, say
 from .interrupts import asked_to_stop
 from .spec import Cell
-from .tasks import Dataset
+from .tasks import AUTO, Dataset
 
 FAILED, UNFINISHED, INTERRUPTED = 1, 3, 130  # exit statuses
 LARGEST_SEED = 2**32
-AUTO = "auto"
 
 
 def add(commands: Any) -> None:
@@ -51,7 +51,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--data", action="append", default=[], help="only this column; can be repeated")
     parser.add_argument("--seed", type=seeds, default=[0], help="such as 0 or 0,1,2 (0 if not given)")
     parser.add_argument(
-        "--digits", choices=tasks.NAMES, default=tasks.AUTO, help="auto: MNIST, else the packaged ones"
+        "--digits", choices=tasks.NAMES, default=AUTO, help="auto: MNIST, else the packaged ones"
     )
     parser.add_argument("--device", default=AUTO, help="auto (a GPU if there is one), cpu, cuda, cuda:1 ...")
     parser.add_argument(
@@ -92,13 +92,17 @@ def epilog() -> str:
         lines += textwrap.wrap(
             f"{experiment.name}: {known}", 100, initial_indent="  ", subsequent_indent="    "
         )
-    statuses = f"0 all is done, {FAILED} a run failed, {UNFINISHED} time was up or another process is at it"
-    return "\n".join([*lines, "", f"exit status: {statuses}, {INTERRUPTED} interrupted"])
+    statuses = (
+        f"0 all is done, {FAILED} a run failed or has a checkpoint that does not fit, "
+        f"{UNFINISHED} time was up or another process is at it, {INTERRUPTED} interrupted"
+    )
+    return "\n".join([*lines, "", *textwrap.wrap(f"exit status: {statuses}", 100)])
 
 
 def run(given: argparse.Namespace) -> int:
     """Trains, and gives the exit status."""
-    deadline = time.monotonic() + given.time_limit
+    begin = time.monotonic()
+    deadline = begin + given.time_limit
     if given.ray is not None and (given.device != AUTO or given.at_once is not None):
         raise ValueError("--ray shares out the cells by itself: it takes no --device and no --at-once")
     experiment, changes = EXPERIMENTS[given.experiment], assignments(given.settings)
@@ -133,14 +137,18 @@ def run(given: argparse.Namespace) -> int:
                 )
         interrupted = stop()
     for job in outcome.busy:
-        print(f"{job.name}: another process trains it")
+        say(f"{job.name}: another process trains it")
+    for refusal in outcome.refused:
+        print(f"stn: {refusal}", file=sys.stderr)
     if outcome.left:
-        print(f"{len(outcome.left)} of {len(jobs)} are not finished; the same command goes on with them")
+        say(f"{len(outcome.left)} of {len(jobs)} are not finished; the same command goes on with them")
+    say(f"the whole command took {duration(time.monotonic() - begin)}")
     if interrupted:
         return INTERRUPTED
     if outcome.left or outcome.busy:
         return UNFINISHED
-    return FAILED if any(record.status == "failed" for record in outcome.records) else 0
+    failed = outcome.refused or any(record.status == "failed" for record in outcome.records)
+    return FAILED if failed else 0
 
 
 def variants(changes: Mapping[str, str]) -> list[dict[str, str]]:
@@ -183,12 +191,12 @@ def jobs_of(
 ) -> list[engine.Job]:
     """A job for each cell and seed; what sets these runs apart from those of the table is in their names."""
     usual = {cell.name: cell for cell in EXPERIMENTS[cells[0].experiment].cells}
-    other = {"digits": re.sub(r"\W+", "-", data.name)} if data.name != cells[0].task.data else {}
 
-    def changed(cell: Cell) -> dict[str, Any]:
-        return results.changed(dataclasses.asdict(cell.settings), usual[cell.name]) | other
+    def apart(cell: Cell) -> dict[str, Any]:
+        changed = results.changed(dataclasses.asdict(cell.settings), usual[cell.name])
+        return results.apart(changed, data.name, cell)
 
-    return engine.jobs(cells, seeds, folder, runs, changed)
+    return engine.jobs(cells, seeds, folder, runs, apart)
 
 
 def device_of(name: str) -> torch.device:

@@ -1,0 +1,39 @@
+"""Jobs small enough to be trained in a second."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from spatial_transformer.experiments import engine
+from spatial_transformer.experiments.catalogue import EXPERIMENTS, chosen
+
+SMALL = {"parameters": 80_000, "batch": 16, "steps": 30, "learning_rate": 0.02, "curve": 5}
+
+
+def stuck_at(monkeypatch, error):
+    experiment = EXPERIMENTS["distorted-mnist"]
+    task = dataclasses.replace(experiment.task, stuck=error)
+    monkeypatch.setitem(EXPERIMENTS, experiment.name, dataclasses.replace(experiment, task=task))
+
+
+def jobs(*names, seeds=(0,), **changes):
+    cells = [
+        dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, **{**SMALL, **changes}))
+        for cell in chosen(EXPERIMENTS["distorted-mnist"])
+        if cell.name in names
+    ]
+    assert len(cells) == len(names)
+    return engine.jobs(cells, seeds, Path("results"), Path("runs"))
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def counted(looks):
+    """A stop that says yes at the so many-th look."""
+    seen = iter(range(looks - 1))
+    return lambda: next(seen, None) is None
