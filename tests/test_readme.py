@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import spatial_transformer as st
-from benchmarks import convolutions, data
+from benchmarks import convolutions, data, steps, volume_steps
 from benchmarks.table import markdown, with_table
 from spatial_transformer import cli
 
@@ -70,12 +70,11 @@ def test_the_data_tables_are_the_results(device):
     assert with_table(document, result, table) == document
 
 
-def test_the_table_of_convolutions_is_the_results():
-    document, result = (
-        (ROOT / "docs/training_speed.md").read_text(),
-        "benchmarks/results/convolutions_gpu.json",
-    )
-    table = convolutions.markdown(json.loads((ROOT / result).read_text()))
+@pytest.mark.parametrize("suite", [steps, convolutions, volume_steps])
+def test_the_tables_of_training_speed_are_the_results(suite):
+    name = suite.__name__.rpartition(".")[2]
+    document, result = (ROOT / "docs/training_speed.md").read_text(), f"benchmarks/results/{name}_gpu.json"
+    table = suite.markdown(json.loads((ROOT / result).read_text()))
     assert with_table(document, result, table) == document
 
 
