@@ -67,6 +67,10 @@ docs: setup
 	$(BIN)/stn table distorted-mnist --out docs/table1.md > /dev/null
 	$(BIN)/stn table cluttered-mnist --out docs/table1.md > /dev/null
 	$(BIN)/stn table colocalisation --out docs/colocalisation.md > /dev/null
+	$(BIN)/stn table addition --out docs/addition.md > /dev/null
+	$(BIN)/stn table volumes --out docs/volumes.md > /dev/null
+	test ! -e benchmarks/results/volume_steps_gpu.json || \
+		$(BIN)/python -m benchmarks.volume_steps --table benchmarks/results/volume_steps_gpu.json --into docs/volumes.md
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache

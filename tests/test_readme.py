@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import spatial_transformer as st
-from benchmarks import convolutions, data
+from benchmarks import convolutions, data, volume_steps
 from benchmarks.table import markdown, with_table
 from spatial_transformer import cli
 
@@ -79,11 +79,23 @@ def test_the_table_of_convolutions_is_the_results():
     assert with_table(document, result, table) == document
 
 
+def test_the_table_of_steps_on_volumes_is_the_results():
+    """Until it is measured the page says so."""
+    document, result = (ROOT / "docs/volumes.md").read_text(), "benchmarks/results/volume_steps_gpu.json"
+    measured = (ROOT / result).exists()
+    table = (
+        volume_steps.markdown(json.loads((ROOT / result).read_text())) if measured else "Not measured yet."
+    )
+    assert with_table(document, result, table) == document
+
+
 TABLES = [
     ("README.md", ["distorted-mnist", "--brief"]),
     ("docs/table1.md", ["distorted-mnist"]),
     ("docs/table1.md", ["cluttered-mnist"]),
     ("docs/colocalisation.md", ["colocalisation"]),
+    ("docs/addition.md", ["addition"]),
+    ("docs/volumes.md", ["volumes"]),
 ]
 
 
