@@ -74,7 +74,7 @@ def test_pictures_that_have_nothing_in_common_are_said_to(capsys):
         f"in {found['alike']:.0f} % of comparisons ({found['alike by chance']:.0f} % at random places)"
         in last
     )
-    assert last.endswith(": the pictures may have nothing in common that this encoder sees")
+    assert ": the pictures may have nothing in common that this encoder sees" in last
 
 
 def test_how_often_crops_are_alike():

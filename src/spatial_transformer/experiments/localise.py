@@ -62,13 +62,12 @@ class Found(NamedTuple):
 
     @property
     def words(self) -> str:
-        doubt = (
-            ": the pictures may have nothing in common that this encoder sees" if self.alike < COMMON else ""
-        )
-        return (
+        compared = (
             f"crops of two pictures are more alike than a crop and a random patch of its picture in "
-            f"{self.alike:.0f} % of comparisons ({self.by_chance:.0f} % at random places){doubt}"
+            f"{self.alike:.0f} % of comparisons ({self.by_chance:.0f} % at random places)"
         )
+        doubt = "the pictures may have nothing in common that this encoder sees, or more steps are needed"
+        return compared if self.alike >= COMMON else f"{compared}: {doubt}"
 
 
 class Pixels(nn.Module):
