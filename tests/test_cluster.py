@@ -144,6 +144,16 @@ def test_a_time_limit_of_many(two_workers, digits, tmp_path):
     assert time.monotonic() < begin + 8 + 12
 
 
+def test_how_cells_ended_is_said_here(two_workers, digits, tmp_path):
+    """Not by their workers, whose last lines get lost; these have no log here at all."""
+    said = []
+    cluster.train(jobs(tmp_path, ["R/FCN", "R/ST-FCN affine"], steps=2), digits, "auto", say=said.append)
+    first, *ends = said
+    assert first == "Ray: 2 CPUs, 0 GPUs, 2 cells"
+    assert sorted(line.split(",")[0] for line in ends) == ["R/FCN", "R/ST-FCN affine"]
+    assert [line.rpartition(" [")[2] for line in ends] == ["1 of 2]", "2 of 2]"]
+
+
 def test_what_a_task_raises_is_said_of_its_cell(two_workers, digits, tmp_path):
     (other,) = jobs(tmp_path, ["E/FCN"])
     (job,) = jobs(tmp_path, ["R/FCN"], parameters=10)

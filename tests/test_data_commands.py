@@ -349,3 +349,15 @@ def test_the_extra_is_named():
     assert done.returncode == 1
     assert "pip install spatial_transformer[experiments]" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "needs"), [("train addition", "safetensors"), ("quickstart", "matplotlib")]
+)
+def test_the_extra_is_asked_for_before_anything_is_trained(command, needs, monkeypatch, capsys, tmp_path):
+    """Not when the first checkpoint is saved, or the picture drawn."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, needs, None)
+    assert main([*command.split(), "--digits", "packaged"]) == 1
+    assert f"stn: {needs} is not installed" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

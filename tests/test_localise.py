@@ -17,12 +17,13 @@ ImageDraw = pytest.importorskip("PIL.ImageDraw")
 from spatial_transformer.cli import main  # noqa: E402
 from spatial_transformer.experiments import localise  # noqa: E402
 from spatial_transformer.experiments.colocalisation import overlap  # noqa: E402
+from spatial_transformer.experiments.data.random_numbers import RandomNumbers  # noqa: E402
 
 WIDTH, HEIGHT, WIDE, HIGH = 160, 120, 54, 40
 
 
-def made(folder, count):
-    """Noise with a yellow disc and a blue square in it; where they are, by file."""
+def made(folder, count, things=True):
+    """Noise with a yellow disc and a blue square in it, if things are asked for; where they are, by file."""
     folder.mkdir()
     random = np.random.default_rng(0)
     truth = {}
@@ -30,8 +31,9 @@ def made(folder, count):
         picture = Image.fromarray(random.integers(0, 90, (HEIGHT, WIDTH, 3), dtype=np.uint8))
         x, y = int(random.integers(0, WIDTH - WIDE)), int(random.integers(0, HEIGHT - HIGH))
         pen = ImageDraw.Draw(picture)
-        pen.ellipse((x + 3, y + 3, x + 50, y + 36), fill=(250, 220, 60))
-        pen.rectangle((x + 20, y + 12, x + 33, y + 27), fill=(20, 40, 220))
+        if things:
+            pen.ellipse((x + 3, y + 3, x + 50, y + 36), fill=(250, 220, 60))
+            pen.rectangle((x + 20, y + 12, x + 33, y + 27), fill=(20, 40, 220))
         picture.save(folder / f"{number:02d}.png")
         truth[f"{number:02d}.png"] = [x, y, x + WIDE - 1, y + HIGH]
     return truth
@@ -46,10 +48,13 @@ def alone(tmp_path, monkeypatch, one_thread):
 def test_it_finds_what_pictures_have_in_common(capsys):
     truth = made(Path("folder"), 24)
     assert main(["localise", "folder", "--device", "cpu"]) == 0
-    assert "24 pictures of folder, encoder pixels, 600 steps" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "24 pictures of folder, encoder pixels, 600 steps" in said
+    assert "nothing in common" not in said
     found = json.loads(Path("localised/boxes.json").read_text())
     assert (found["steps"], found["encoder"], found["seed"]) == (600, "pixels", 0)
     assert found["files"].keys() == truth.keys()
+    assert found["alike"] > localise.COMMON > 60 > found["alike by chance"]
     overlaps = [
         float(overlap(torch.tensor(found["files"][name]), torch.tensor(box).float()))
         for name, box in truth.items()
@@ -57,10 +62,45 @@ def test_it_finds_what_pictures_have_in_common(capsys):
     assert sum(each > 0.5 for each in overlaps) >= 14, overlaps
 
 
+@pytest.mark.slow
+def test_pictures_that_have_nothing_in_common_are_said_to(capsys):
+    """The same noise with nothing in it."""
+    made(Path("folder"), 24, things=False)
+    assert main(["localise", "folder", "--device", "cpu"]) == 0
+    found = json.loads(Path("localised/boxes.json").read_text())
+    assert abs(found["alike"] - found["alike by chance"]) < 15
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert (
+        f"in {found['alike']:.0f} % of comparisons ({found['alike by chance']:.0f} % at random places)"
+        in last
+    )
+    assert ": the pictures may have nothing in common that this encoder sees" in last
+
+
+def test_how_often_crops_are_alike():
+    """Crops of the same thing win all comparisons, and crops of nothing half of them; those that are in one
+    colour none."""
+    generator = torch.Generator().manual_seed(0)
+    images = 0.3 * torch.randn(12, 3, 84, 84, generator=generator)
+    thing, encode = torch.randn(3, 20, 20, generator=generator), localise.Pixels()
+    corner = torch.randint(0, 64, (12, 2), generator=generator)
+    for image, (x, y) in zip(images, corner.tolist(), strict=True):
+        image[:, y : y + 20, x : x + 20] = thing
+    on = torch.cat([torch.full((12, 1), 20 / 84), (corner + 10) / 42 - 1], dim=1)
+    off = torch.cat([on[:, :1], torch.where(on[:, 1:] > 0, on[:, 1:] - 0.8, on[:, 1:] + 0.8)], dim=1)
+
+    def found(images, theta):
+        return localise.alike(images, theta, encode, RandomNumbers(0))
+
+    assert found(images, on) > 97  # but for patches that are nearly the crop
+    assert 30 < found(images, off) < 70
+    assert found(torch.zeros_like(images), on) == 0
+
+
 def test_boxes_are_in_the_pixels_of_the_original_and_drawn_there(monkeypatch):
     made(Path("folder"), 8)
     boxes = torch.tensor([[-0.5, 0.0, 0.25, 1.0]]).repeat(8, 1)
-    monkeypatch.setattr(localise, "trained", lambda *given: (boxes, 1))
+    monkeypatch.setattr(localise, "trained", lambda *given: localise.Found(boxes, 1, 99.0, 40.0))
     assert main(["localise", "folder", "--out", "out"]) == 0
     found = json.loads(Path("out/boxes.json").read_text())
     assert found["files"]["03.png"] == [WIDTH / 4, HEIGHT / 2, WIDTH * 5 / 8, HEIGHT]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -69,12 +71,46 @@ def test_cases_show_volumes_boxes_and_projections(trained, digits):
         assert (found / found.max() - upright[0, 0]).abs().mean() < 0.05
 
 
+def test_means_and_the_footer(trained, digits):
+    """Of transforms that do nothing but bring each digit to the middle."""
+    probe = probes.read(probes.path_of(trained[1]))
+    fixed = fixed_sets.fixed_set("3D", digits, count=20)
+    centred = torch.cat([torch.eye(3).expand(20, 3, 3), fixed.drawn.numbers["centre"][..., None] / 30], dim=2)
+    record = dataclasses.replace(records.read(trained[1]), measures={"off centre": 1.94, "off axis": 35.7})
+    result = results.Result(trained[1], record, CELLS["3D/ST-CNN"])
+    one = pictures.Trained(result, probe._replace(theta=centred.flatten(1).half().numpy()))
+    shown = volumes.seen(one, digits)
+    before, after = np.array(volumes.means(one, shown).axes, dtype=object).reshape(2, 10)
+    pixels = torch.arange(60) - 29.5
+    for label in shown.labels.unique().tolist():
+        ours = shown.labels == label
+        expected = shown.before[ours, 0].sum(1).mean(0)
+        np.testing.assert_allclose(before[label].images[0].get_array(), expected, atol=1e-4)
+        out = torch.from_numpy(np.array(after[label].images[0].get_array()))
+        middle = torch.stack([(out.sum(axis) * pixels).sum() / out.sum() for axis in (0, 1)])
+        assert middle.norm() < 3  # what is left: a digit's ink is not in the middle of its frame
+        assert before[label].get_title() == str(label)
+    said = volumes.footer(one)
+    assert "the digit 1.9 px from the middle of its projection, and 36° off the line of sight" in said
+
+
 def test_boxes_are_shown_whole():
     """However far they reach beyond the volume, unless it is very far."""
     theta = st.Affine(3).identity()
     for reach, half in ((0.5, 32), (1, 32), (2, 62), (2.5, 77), (9, 90)):
         boxes = [volumes.box(st.Affine(3), scale * theta, 60, "above") for scale in (0.3, reach)]
         assert volumes.around(boxes, 60) == pytest.approx(half, abs=1)
+
+
+def test_a_deep_box_does_not_make_volumes_small_from_the_front(trained, digits):
+    probe = probes.read(probes.path_of(trained[1]))
+    deep = torch.tensor([1.0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 2, 0]).expand(8, 12).half().numpy()
+    result = results.Result(trained[1], records.read(trained[1]), CELLS["3D/ST-CNN"])
+    one = pictures.Trained(result, probe._replace(theta=deep))
+    made = volumes.cases(one, volumes.seen(one, digits), None)
+    table = np.array(made.axes, dtype=object).reshape(4, 8)
+    shown = [table[row, 0].get_xlim() for row in (0, 1)]
+    assert [right - left for left, right in shown] == pytest.approx([64, 124], abs=2)
 
 
 def test_edges_of_a_box():
@@ -100,8 +136,8 @@ def test_the_command(trained, tmp_path, capsys):
     arguments = ["draw", "volumes", "--results", str(trained[0]), "--out", str(tmp_path), *OPTIONS]
     assert cli.main(arguments) == 0
     names = [path.removeprefix(f"{tmp_path}/volumes/") for path in capsys.readouterr().out.split()]
-    assert names == with_variant(["3D-curves.png", "3D-ST-CNN-cases.png"], CHANGED)
+    assert names == with_variant(["3D-curves.png", "3D-ST-CNN-cases.png", "3D-ST-CNN-means.png"], CHANGED)
     with Image.open(tmp_path / "volumes" / names[1]) as found:
         assert 800 <= found.width <= 1400
-    assert cli.main([*arguments, "--only", "means", "--only", "animation"]) == 1
-    assert "there are cases and curves of volumes, no means, animation" in capsys.readouterr().err
+    assert cli.main([*arguments, "--only", "animation", "--only", "overview"]) == 1
+    assert "there are cases, means and curves of volumes, no animation, overview" in capsys.readouterr().err

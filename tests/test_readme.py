@@ -70,10 +70,13 @@ def test_the_data_tables_are_the_results(device):
     assert with_table(document, result, table) == document
 
 
-@pytest.mark.parametrize("suite", [steps, convolutions, volume_steps])
-def test_the_tables_of_training_speed_are_the_results(suite):
+@pytest.mark.parametrize(
+    ("suite", "page"),
+    [(steps, "training_speed"), (convolutions, "training_speed"), (volume_steps, "volumes")],
+)
+def test_the_tables_of_training_speed_are_the_results(suite, page):
     name = suite.__name__.rpartition(".")[2]
-    document, result = (ROOT / "docs/training_speed.md").read_text(), f"benchmarks/results/{name}_gpu.json"
+    document, result = (ROOT / f"docs/{page}.md").read_text(), f"benchmarks/results/{name}_gpu.json"
     table = suite.markdown(json.loads((ROOT / result).read_text()))
     assert with_table(document, result, table) == document
 
@@ -83,6 +86,8 @@ TABLES = [
     ("docs/table1.md", ["distorted-mnist"]),
     ("docs/table1.md", ["cluttered-mnist"]),
     ("docs/colocalisation.md", ["colocalisation"]),
+    ("docs/addition.md", ["addition"]),
+    ("docs/volumes.md", ["volumes"]),
 ]
 
 

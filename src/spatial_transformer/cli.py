@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from .experiments import localise, predicting, quickstart, reports, training
 from .experiments.data import commands as data
+from .experiments.extra import extra
 from .info import info
 from .version import __version__
 
@@ -17,6 +18,9 @@ WORDS: dict[type[OSError], str] = {
     FileExistsError: "must be a folder, and is a file",
     IsADirectoryError: "must be a file, and is a folder",
 }
+
+# What a command cannot end without: asked for before there is work to be lost.
+NEEDS = {"train": ("filelock", "safetensors"), "quickstart": ("filelock", "safetensors", "matplotlib")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     run = {**runs, **dict.fromkeys(reports.COMMANDS, reports.run)}[given.command]
     try:
+        for module in NEEDS.get(given.command, ()):
+            extra(module)
         return run(given)
     except BrokenPipeError:  # `stn info | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -21,6 +21,7 @@ from .display import Lines
 from .engine import Job, Outcome
 from .extra import extra
 from .interrupts import Stop, asked_to_stop
+from .records import Record
 from .tasks import Dataset, Load
 
 LOCAL = "local"  # what Ray calls workers of its own on this machine
@@ -34,6 +35,14 @@ Say = Callable[[str], None]
 
 class TaskError(ValueError):
     """What went wrong with a task; the message names its cell."""
+
+
+class Underway(Lines):
+    """What a worker says of its cell. How it ended is said where the cells are given out: the last lines of a
+    worker get lost when Ray is done."""
+
+    def ended(self, job: Job, record: Record) -> None:
+        pass
 
 
 @contextmanager
@@ -70,7 +79,7 @@ def train(
     data: what is trained on, or what each worker loads it with.
     gpu_share: of a GPU that a cell takes; if it is not given, an eighth where the cluster has GPUs.
     """
-    outcome, errors = Outcome([], [], [], []), list[TaskError]()
+    outcome, errors, lines = Outcome([], [], [], []), list[TaskError](), Lines(len(jobs), say)
     with connected(address) as ray:
         resources = ray.cluster_resources()
         share = gpu_share if gpu_share is not None else GPU_SHARE if resources.get("GPU", 0) else 0
@@ -96,7 +105,9 @@ def train(
                     errors.append(TaskError(f"{job.name}: {getattr(error, 'cause', None) or error}"))
                     say(str(errors[-1]))
                     continue
-                outcome.records.extend(found.records)
+                for record in found.records:
+                    outcome.records.append(record)
+                    lines.ended(job, record)
                 outcome.busy.extend(job for _ in found.busy)
                 outcome.left.extend(job for _ in found.left)
                 outcome.refused.extend(found.refused)
@@ -119,7 +130,7 @@ def trained(job: Job, data: Dataset | Load, ends: float, save_every: float, agai
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # Ray shows a task its GPUs alone
     torch.set_num_threads(1)
     deadline = time.monotonic() + (ends - time.time())
-    with asked_to_stop() as stop, Lines(1) as watcher:
+    with asked_to_stop() as stop, Underway(1) as watcher:
         return engine.train(
             [job],
             data() if callable(data) else data,

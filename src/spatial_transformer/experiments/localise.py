@@ -21,6 +21,7 @@ from .colocalisation import Objective, box, transformer
 from .data.fetch import in_one_step, say
 from .data.random_numbers import RandomNumbers
 from .display import duration
+from .encoders import anywhere
 from .extra import extra
 from .interrupts import asked_to_stop
 from .tasks import AUTO
@@ -36,6 +37,8 @@ FILTERS = (16, 32)  # of the random convolutions
 WIDER, AROUND = 2.0, 56  # how many crops wide is what is looked at around them, and its pixels
 DISTINCT = 0.1  # of the most that the mean differs from the background by, squared: less is background
 OUTERMOST = 0.02  # of what is distinct, at each side, is left out
+PATCHES = 32  # random ones of a picture, that its crop is held against in the end
+COMMON = 90.0  # percent: between pictures with and without an object in common (docs/log.md)
 SAY_EVERY = 5.0  # seconds
 KINDS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif")
 LINE = "#ff5a36"
@@ -48,6 +51,24 @@ class Picture(NamedTuple):
     path: Path
     size: tuple[int, int]
     pixels: Tensor  # [3, SIZE, SIZE]
+
+
+class Found(NamedTuple):
+    """What training ends with."""
+
+    boxes: Tensor  # (x0, y0, x1, y1), normalised [N, 4]
+    steps: int
+    alike: float  # percent: how often two crops are more alike than a crop and a random patch of its picture
+    by_chance: float  # the same of crops at random places
+
+    @property
+    def words(self) -> str:
+        compared = (
+            f"crops of two pictures are more alike than a crop and a random patch of its picture in "
+            f"{self.alike:.0f} % of comparisons ({self.by_chance:.0f} % at random places)"
+        )
+        doubt = "the pictures may have nothing in common that this encoder sees, or more steps are needed"
+        return compared if self.alike >= COMMON else f"{compared}: {doubt}"
 
 
 class Pixels(nn.Module):
@@ -112,11 +133,18 @@ def run(given: argparse.Namespace) -> int:
     check_out(given.out, given.folder)
     print(f"{len(pictures)} pictures of {given.folder}, encoder {given.encoder}, {given.steps:,} steps")
     with asked_to_stop() as stop:
-        boxes, steps = trained(pictures, given, stop)
+        found = trained(pictures, given, stop)
         interrupted = stop()
-    about = {"encoder": given.encoder, "steps": steps, "seed": given.seed}
-    write(pictures, boxes, about, given.out)
-    print(f"{given.out / 'boxes.json'} and {len(pictures)} pictures beside it, after {steps:,} steps")
+    about = {
+        "encoder": given.encoder,
+        "steps": found.steps,
+        "seed": given.seed,
+        "alike": round(found.alike, 1),
+        "alike by chance": round(found.by_chance, 1),
+    }
+    write(pictures, found.boxes, about, given.out)
+    print(f"{given.out / 'boxes.json'} and {len(pictures)} pictures beside it, after {found.steps:,} steps")
+    print(found.words)
     return INTERRUPTED if interrupted else 0
 
 
@@ -181,8 +209,8 @@ def in_colour(path: Path) -> Any:
     return upright.convert("RGB")
 
 
-def trained(pictures: list[Picture], given: argparse.Namespace, stop: Any) -> tuple[Tensor, int]:
-    """The box of each picture, (x0, y0, x1, y1), normalised, and after how many steps. [N, 4]"""
+def trained(pictures: list[Picture], given: argparse.Namespace, stop: Any) -> Found:
+    """The box of each picture, and whether there is anything in them."""
     device = device_of(given.device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(given.seed)
@@ -205,7 +233,31 @@ def trained(pictures: list[Picture], given: argparse.Namespace, stop: Any) -> tu
             say(f"step {done:,} of {given.steps:,}, loss {float(loss):.3f}, {duration(left)} left")
     with torch.no_grad():
         theta = network.theta(images)
-    return tightened(images.cpu(), theta.cpu()), done
+        shares = [alike(images, crops, encode, random) for crops in (theta, anywhere(theta[:, :1], random))]
+    return Found(tightened(images.cpu(), theta.cpu()), done, *shares)
+
+
+def alike(images: Tensor, theta: Tensor, encode: nn.Module, random: RandomNumbers) -> float:
+    """How often crops of two pictures are more alike than the first one and a random patch of its picture, of
+    all pairs and some patches, in percent.
+
+    The loss without its margin: crops of what all pictures have in common nearly always are. Of pictures that
+    have nothing in common they end up where they suit one another best, which is not much.
+    """
+
+    def encoded(places: Tensor) -> Tensor:
+        found: Tensor = encode(warp(images, places, Attention(), size=(CROP, CROP)))
+        return found
+
+    crops = encoded(theta)
+    # Exact, so that pictures in one colour tie.
+    between = torch.cdist(crops, crops, compute_mode="donot_use_mm_for_euclid_dist")
+    between.fill_diagonal_(torch.inf)  # a crop is no pair with itself
+    won = 0
+    for _ in range(PATCHES):
+        away = (crops - encoded(anywhere(theta[:, :1], random))).norm(dim=1)
+        won += int((between < away[:, None]).sum())
+    return 100 * won / (PATCHES * len(crops) * (len(crops) - 1))
 
 
 def tightened(images: Tensor, theta: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ images is a matter of the experiment (``pictures_of_digits`` and the files besid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,8 +109,8 @@ def draw(
         raise PictureError(f"there are records but no probes: `stn train {experiment.name}` makes both")
 
 
-def cases_alone(what: str, picture: Callable[[Trained, Any, Base], Any]) -> ImagePictures:
-    """Makes pictures of cases; of others it says that there are none."""
+def of_each_run(what: str, made_by: Mapping[str, Callable[[Trained, Any, Base], Any]]) -> ImagePictures:
+    """Makes pictures of one run each, by what they are called; of others it says that there are none."""
 
     def draw_images(
         kept: Sequence[Trained],
@@ -120,11 +120,15 @@ def cases_alone(what: str, picture: Callable[[Trained, Any, Base], Any]) -> Imag
         data: Any,
         title: str,
     ) -> Iterator[Path]:
-        if "cases" not in pictures:
-            raise PictureError(f"there are cases and curves of {what}, no {', '.join(pictures)}")
+        if not set(pictures) & set(made_by):
+            raise PictureError(
+                f"there are {', '.join(made_by)} and curves of {what}, no {', '.join(pictures)}"
+            )
         for one in kept:
-            made = picture(one, data, base_of(one, found))
-            yield save(made, place(f"{file_name(one.cell)}-cases.png"))
+            for name, make in made_by.items():
+                if name in pictures:
+                    made = make(one, data, base_of(one, found))
+                    yield save(made, place(f"{file_name(one.cell)}-{name}.png"))
 
     return draw_images
 

@@ -21,7 +21,7 @@ from .data.bird_views import Photographs, Views, photographs
 from .data.birds import Birds
 from .extra import extra
 from .figures import BETWEEN, LEFT, RIGHT, WRONG, entitle, figure, panel
-from .pictures import Base, Trained, cases_alone
+from .pictures import Base, Trained, of_each_run
 from .probes import Probe, ProbeError
 from .results import Wanted
 
@@ -162,4 +162,4 @@ def load(wanted: Wanted, data_dir: Path | None) -> Birds:
     return cub.load(data_dir)
 
 
-draw = functools.partial(pictures.draw, of_images=cases_alone("birds", cases), load=load)
+draw = functools.partial(pictures.draw, of_images=of_each_run("birds", {"cases": cases}), load=load)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from . import animations, figures, pictures, probes, tested_digits
@@ -25,7 +24,7 @@ from .lattices import lattice, reach
 from .pictures import Base, Place, Trained, base_of, file_name
 from .results import Result
 from .spec import CLASSES
-from .tested_digits import first_images, given
+from .tested_digits import class_means, first_images, given
 
 PICTURES = ("overview", "cases", "curves", "means", "animation")
 MOVED = 0.15  # pixels of the input by which a lattice moves that is not still
@@ -130,16 +129,6 @@ def turned(one: Trained, number: int) -> str:
 
 
 # Means
-
-
-def class_means(images: Tensor, labels: Tensor) -> Tensor:
-    """[N, 1, H, W] -> [CLASSES, H, W]; black where there is no image of a class."""
-    return torch.stack(
-        [
-            images[labels == label, 0].mean(0) if (labels == label).any() else torch.zeros(images.shape[2:])
-            for label in range(CLASSES)
-        ]
-    )
 
 
 def means(one: Trained, shown: Shown) -> Any:

@@ -19,7 +19,7 @@ from .data import svhn
 from .data.svhn import NULL, HouseNumbers
 from .figures import INK, entitle, panel, panels, with_lattices
 from .lattices import CELLS, lattice, reach
-from .pictures import Base, Trained, cases_alone
+from .pictures import Base, Trained, of_each_run
 from .results import Wanted
 
 PICTURES = ("cases", "curves")
@@ -86,4 +86,4 @@ def load(wanted: Wanted, data_dir: Path | None) -> HouseNumbers:
     return svhn.load("test", data_dir)
 
 
-draw = functools.partial(pictures.draw, of_images=cases_alone("house numbers", cases), load=load)
+draw = functools.partial(pictures.draw, of_images=of_each_run("house numbers", {"cases": cases}), load=load)

@@ -17,8 +17,10 @@ from .cases import cases_title, chosen_cases, write_answers
 from .data.digits import DigitSet
 from .data.fixed_sets import BATCH
 from .figures import GRID, INK, entitle, panel, panels, zoom_out
-from .pictures import Base, Trained, cases_alone
-from .tested_digits import first_images
+from .measures import OFF_AXIS, OFF_CENTRE
+from .pictures import Base, Trained, of_each_run
+from .spec import CLASSES
+from .tested_digits import class_means, first_images
 
 # Of a volume [1, D, H, W]: the axis that a view sums up, and which of x, y, z lie across and down on it.
 FURTHEST = 1.5  # times the side of a volume, that is shown to either side of its middle at most
@@ -44,30 +46,66 @@ def cases(one: Trained, shown: Shown, base: Base) -> Any:
     """Volumes seen from the front and from above, with the box that the transformer reads, and what it makes
     of them, from above and from the front: the last is what the classification network gets."""
     numbers, saved = chosen_cases(one, shown.labels, base)
-    rows = ("from the front", "from above", "out: above", "projection")
-    made, table = panels(rows, len(numbers), 1.2, above=0.68, below=0.8)
+    rows = (
+        "input,\nfrom the front",
+        "input,\nfrom above",
+        "output,\nfrom above",
+        "output summed:\nprojection",
+    )
+    made, table = panels(rows, len(numbers), 1.2, above=0.68, below=0.95)
     size = one.cell.data.size
-    boxes = {
-        (number, view): box(one.family, shown.theta[number], size, view)
-        for number in numbers
-        for view in VIEWS
-    }
-    half = around(boxes.values(), size)
-    for column, number in zip(table.T, numbers, strict=True):
-        theta, volume = shown.theta[number], shown.before[number]
-        after = warp(volume[None], theta[None], one.family, size=(one.cell.data.shown,) * 3)[0]
-        for axes, view in zip(column[:2], ("front", "above"), strict=True):
-            projected(axes, volume, view)
-            for edge in boxes[number, view]:
+    boxes = {view: [box(one.family, shown.theta[number], size, view) for number in numbers] for view in VIEWS}
+    for row, view in zip(table[:2], ("front", "above"), strict=True):
+        half = around(boxes[view], size)  # a box may be far deeper than it is wide
+        for axes, number, edges in zip(row, numbers, boxes[view], strict=True):
+            projected(axes, shown.before[number], view)
+            for edge in edges:
                 axes.plot(*edge.T, color=GRID, linewidth=1.2, solid_capstyle="round")
             zoom_out(axes, size, half)
+    for column, number in zip(table.T, numbers, strict=True):
+        after = given(one, shown, slice(number, number + 1))[0]
         for axes, view in zip(column[2:], ("above", "front"), strict=True):
             projected(axes, after, view)
         label = int(shown.labels[number])
         column[0].set_title(str(label), fontsize=11, color=INK, pad=5)
         write_answers(column[-1], one, base, number, label)
-    entitle(made, cases_title(one, len(numbers), len(shown.labels), saved, base), one.footer)
+    entitle(made, cases_title(one, len(numbers), len(shown.labels), saved, base), footer(one))
     return made
+
+
+def means(one: Trained, shown: Shown) -> Any:
+    """The mean of each digit's volumes summed along the depth, as they lie and as they come out."""
+    rows = {"input": shown.before, "output": given(one, shown, slice(None))}
+    made, table = panels(tuple(rows), CLASSES, 0.95, above=0.68, below=0.56)
+    for volumes, row in zip(rows.values(), table, strict=True):
+        tiles = class_means(volumes.sum(VIEWS["front"][0] + 1), shown.labels)
+        for tile, axes in zip(tiles, row, strict=True):
+            panel(axes, tile, brightest=max(float(tiles.max()), 1e-6))
+    for label, axes in enumerate(table[0]):
+        axes.set_title(str(label), fontsize=11, color=INK, pad=5)
+    count, name = len(shown.labels), one.cell.model.name
+    title = (
+        f"The mean projection of each digit before and after the transformer of the {name}, {count} volumes"
+    )
+    entitle(made, title, footer(one))
+    return made
+
+
+def given(one: Trained, shown: Shown, which: slice) -> Tensor:
+    """What the transformer makes of some of the volumes. [N, 1, size, size, size]"""
+    size = (one.cell.data.shown,) * 3
+    return warp(shown.before[which], shown.theta[which], one.family, size=size)
+
+
+def footer(one: Trained) -> str:
+    """The run, and how its projections lie, of all test volumes."""
+    measured = one.result.record.measures
+    if not {OFF_CENTRE, OFF_AXIS} <= measured.keys():
+        return one.footer
+    return (
+        f"{one.footer}\nmedians of all test volumes: the digit {measured[OFF_CENTRE]:.1f} px from the "
+        f"middle of its projection, and {measured[OFF_AXIS]:.0f}° off the line of sight"
+    )
 
 
 def around(boxes: Iterable[Any], size: int) -> float:
@@ -92,4 +130,12 @@ def draw_cases(one: Trained, digits: DigitSet, base: Base) -> Any:
     return cases(one, seen(one, digits), base)
 
 
-draw = functools.partial(pictures.draw, of_images=cases_alone("volumes", draw_cases), load=tested_digits.load)
+def draw_means(one: Trained, digits: DigitSet, base: Base) -> Any:
+    return means(one, seen(one, digits))
+
+
+draw = functools.partial(
+    pictures.draw,
+    of_images=of_each_run("volumes", {"cases": draw_cases, "means": draw_means}),
+    load=tested_digits.load,
+)

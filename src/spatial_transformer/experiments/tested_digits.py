@@ -15,7 +15,7 @@ from .data.digits import DigitSet
 from .data.fixed_sets import FixedSet, fixed_set
 from .pictures import PictureError, Trained
 from .results import Wanted
-from .spec import Data
+from .spec import CLASSES, Data
 
 
 def load(wanted: Wanted, data_dir: Path | None) -> DigitSet:
@@ -44,3 +44,13 @@ def given(family: Family, images: Tensor, theta: Tensor, data: Data) -> Tensor:
     # The reference needs no kernels to be compiled for a handful of images.
     warped = warp(images, theta, family, size=(data.shown, data.shown), impl="reference")
     return torch.nn.functional.avg_pool2d(warped, data.pooling)
+
+
+def class_means(images: Tensor, labels: Tensor) -> Tensor:
+    """[N, 1, H, W] -> [CLASSES, H, W]; black where there is no image of a class."""
+    return torch.stack(
+        [
+            images[labels == label, 0].mean(0) if (labels == label).any() else torch.zeros(images.shape[2:])
+            for label in range(CLASSES)
+        ]
+    )
