@@ -1,4 +1,4 @@
-"""How fast the convolutions of the MNIST networks are: ``python -m benchmarks.convolutions --device cuda``.
+"""How fast the convolutions of the networks are: ``python -m benchmarks.convolutions --device cuda``.
 
 Convolution, bias, rectifier and pooling, forward and backward, inside a CUDA graph. As everywhere here a
 contender that is wrong gets no time: outputs and gradients are compared with PyTorch's in float64.
@@ -24,6 +24,7 @@ from spatial_transformer.experiments.fast_convolutions import (
     many_channels,
     one_channel,
     padded,
+    surrounded,
 )
 
 from . import cpu, cuda
@@ -56,14 +57,21 @@ class Case(NamedTuple):
     pool: int = 2
     image: bool = True  # whether what goes in wants its gradient
     batch: int = 256
+    padding: int = 0
 
     @property
-    def of_images(self) -> str | None:
-        """What ours is called where images go in, float32 and of few channels; None: elsewhere there are
-        METHODS."""
-        if self.inputs > MULTIPLE:
-            return None
-        return "one channel" if self.inputs == 1 else "few channels"
+    def of_images(self) -> bool:
+        """Whether images go in, float32 and of few channels."""
+        return self.inputs <= MULTIPLE
+
+    @property
+    def methods(self) -> Sequence[str]:
+        """What ours are called."""
+        if self.padding:
+            return ["padded"]
+        if self.of_images:
+            return ["one channel" if self.inputs == 1 else "few channels"]
+        return METHODS
 
 
 CASES = (
@@ -83,6 +91,22 @@ CASES = (
     Case("localiser's conv2", 20, 20, 5, 5, pool=1),
     Case("localiser's conv2", 20, 20, 5, 8, pool=1),
     Case("localiser's conv2", 20, 20, 5, 13, pool=1),
+    *(
+        Case(f"house numbers' conv{number}", inputs, filters, 5, size, pool, batch=128, padding=2)
+        for number, (inputs, filters, size, pool) in enumerate(
+            [
+                (3, 48, 64, 2),
+                (48, 64, 32, 1),
+                (64, 128, 32, 2),
+                (128, 160, 16, 1),
+                (160, 192, 16, 2),
+                (192, 192, 8, 1),
+                (192, 192, 8, 2),
+                (192, 192, 4, 1),
+            ],
+            start=1,
+        )
+    ),
 )
 
 
@@ -106,7 +130,7 @@ def inputs(case: Case, device: str) -> Inputs:
         2 * torch.rand(case.filters, case.inputs, case.kernel, case.kernel, generator=random) - 1
     ) * bound
     bias = (2 * torch.rand(case.filters, generator=random) - 1) * bound
-    left = (case.size - case.kernel + 1) // case.pool
+    left = (case.size + 2 * case.padding - case.kernel + 1) // case.pool
     cotangent = torch.randn(case.batch, case.filters, left, left, generator=random).bfloat16().float()
     return Inputs(*(tensor.to(device) for tensor in (image, weight, bias, cotangent)))
 
@@ -123,16 +147,18 @@ def cudnn(tf32: bool) -> Iterator[None]:
 
 
 def by_pytorch(case: Case, image: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return pooled(F.conv2d(image, weight, bias), case)
+    return pooled(F.conv2d(image, weight, bias, padding=case.padding), case)
 
 
 def in_bfloat16(case: Case, image: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     weight = weight.to(torch.bfloat16, memory_format=torch.channels_last)
     image = image.to(torch.bfloat16, memory_format=torch.channels_last)
-    return pooled(F.conv2d(image, weight, bias.to(torch.bfloat16)), case)
+    return pooled(F.conv2d(image, weight, bias.to(torch.bfloat16), padding=case.padding), case)
 
 
 def ours(case: Case, method: str, image: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    if case.padding:
+        return surrounded(image, weight, bias, padding=case.padding, pool=case.pool)
     if case.inputs == 1:
         return one_channel(image, weight, bias)
     if case.of_images:
@@ -146,15 +172,14 @@ def contenders(case: Case) -> dict[str, Layer]:
         TF32: partial(by_pytorch, case),
         "bfloat16": partial(in_bfloat16, case),
     }
-    methods = [case.of_images] if case.of_images else METHODS
-    return found | {f"ours, {method}": partial(ours, case, method) for method in methods}
+    return found | {f"ours, {method}": partial(ours, case, method) for method in case.methods}
 
 
 def call(case: Case, name: str, layer: Layer, given: Inputs, backward: bool) -> Call:
     """Each gets its input and its gradient in the layout and dtype that the layers around it would give."""
     image, weight, bias = (t.detach().clone().requires_grad_() for t in given[:3])
     if not case.of_images and name not in ("float32", TF32):
-        channels = padded(case.inputs) if name.startswith("ours") else case.inputs
+        channels = padded(case.inputs) if name.startswith("ours") and not case.padding else case.inputs
         full = F.pad(image.detach(), (0, 0, 0, 0, 0, channels - case.inputs)).bfloat16()
         image = full.contiguous(memory_format=torch.channels_last).requires_grad_()
     wanted = (image, weight, bias) if case.image else (weight, bias)

@@ -10,13 +10,14 @@ import torch
 pytest.importorskip("triton")
 
 from benchmarks import convolution_blocks, convolutions
+from spatial_transformer.experiments import house_numbers
 
 CUDA = torch.cuda.is_available()
 pytestmark = [pytest.mark.usefixtures("one_thread"), *([pytest.mark.gpu] if CUDA else [])]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("only", ["conv1 14", "conv2 5", "conv1 42"])
+@pytest.mark.parametrize("only", ["conv1 14", "conv2 5", "conv1 42", "conv8"])
 def test_every_contender_is_right_and_timed(only, tmp_path, capsys):
     path = tmp_path / "convolutions.json"
     device = "cuda" if CUDA else "cpu"
@@ -25,7 +26,7 @@ def test_every_contender_is_right_and_timed(only, tmp_path, capsys):
     assert result["cases"]
     table = capsys.readouterr().out
     for case in result["cases"]:
-        assert len(case["contenders"]) == (6 if case["inputs"] > 8 else 4)
+        assert len(case["contenders"]) == (6 if case["inputs"] > 8 and not case["padding"] else 4)
         for name, found in case["contenders"].items():
             assert found["wrong"] is None, name
             assert found["forward"]["median"] > 0
@@ -53,6 +54,11 @@ def test_the_cases_are_those_of_the_networks():
     assert {("conv2", (size - 8) // 2) for size in (28, 42, 60)} <= sizes
     assert {("localiser's conv1", size // 2) for size in (28, 42, 60)} <= sizes
     assert {("localiser's conv2", (size // 2 - 4) // 2) for size in (28, 42, 60)} <= sizes
+    padding = [case for case in convolutions.CASES if case.padding]
+    maps = house_numbers.maps(64, house_numbers.FILTERS)
+    assert [(case.inputs, case.size) for case in padding] == maps[:-1]
+    assert [case.filters for case in padding] == list(house_numbers.FILTERS)
+    assert [number for number, case in enumerate(padding) if case.pool == 2] == list(house_numbers.POOLED)
 
 
 @pytest.mark.skipif(CUDA, reason="there is a CUDA device")
@@ -63,10 +69,11 @@ def test_without_a_gpu_it_says_so(capsys):
 
 
 def test_cases_have_kernels_whose_blocks_can_be_tried():
-    """But for those of a few channels, which are products of matrices."""
+    """But for those of a few channels and those that pad, whose products are libraries'."""
     for case in convolutions.CASES:
-        name = "ours, one channel" if case.inputs == 1 else "ours, implicit"
-        assert (name in convolutions.contenders(case)) == (case.inputs == 1 or not case.of_images)
+        wanted = case.inputs not in (2, 3) and not case.padding
+        assert convolution_blocks.has_blocks(case) == wanted
+        assert f"ours, {case.methods[0]}" in convolutions.contenders(case)
 
 
 @pytest.mark.parametrize(("inputs", "names"), [(1, convolution_blocks.ONE), (9, convolution_blocks.MANY)])

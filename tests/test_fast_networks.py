@@ -93,8 +93,8 @@ def kinds_of(layers):
 @pytest.mark.parametrize(
     "options",
     [
-        {"stride": 2}, {"padding": 1}, {"dilation": 2}, {"bias": False}, {"kernel_size": (9, 7)},
-        {"kernel_size": 13}, {"in_channels": 9},
+        {"stride": 2}, {"padding": (1, 2)}, {"padding": "same"}, {"padding": 1, "padding_mode": "reflect"},
+        {"dilation": 2}, {"bias": False}, {"kernel_size": (9, 7)}, {"kernel_size": 13}, {"in_channels": 9},
     ],
     ids=str,
 )  # fmt: skip

@@ -2,9 +2,10 @@
 
 ``fast`` makes the networks of ``networks`` compute with it: the same function of the same parameters, float32
 as before, in products of bfloat16 that are summed in float32. ``one_channel`` is for images of one channel,
-``few_channels`` for those of some more, and ``many_channels`` for what comes after. Nothing here waits for
-the device or is read by the host, so that all of it can be captured in a CUDA graph, and sums have a fixed
-order: the same bits each run.
+``few_channels`` for those of some more, and ``many_channels`` for what comes after; ``surrounded`` for all
+that pad, as larger networks do. Nothing here waits for the device or is read by the host, so that all of it
+can be captured in a CUDA graph, and sums have a fixed order: the same bits each run (but for cuDNN's products
+in ``surrounded``).
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ def fast(module: nn.Module) -> nn.Module:
     """The same module on the same parameters, its convolutions computed fast where this file knows how to.
 
     That is, where an ``nn.Sequential`` anywhere in it has a convolution of up to 8 channels, a rectifier and
-    2 x 2 max-pooling, and then any more convolutions with rectifiers, with such pooling or without.
-    Everything else is as it was. Names, parameters and buffers are the given module's own, so its checkpoints
-    and its optimiser are too.
+    2 x 2 max-pooling, and then any more convolutions with rectifiers, with such pooling or without; and
+    wherever a convolution that pads is followed by a rectifier. Everything else is as it was. Names,
+    parameters and buffers are the given module's own, so its checkpoints and its optimiser are too.
 
     >>> network = networks.convolutional(28, 88).cuda()                                # doctest: +SKIP
     >>> scores = fast(network)(image)                                                  # doctest: +SKIP
@@ -66,8 +67,8 @@ class FastSequential(nn.Sequential):
         found = list(stages(self))
         for number, stage in enumerate(found):
             if isinstance(stage, Stage):
-                further = number + 1 < len(found) and isinstance(found[number + 1], Stage)
-                input = stage(input, further)
+                after = found[number + 1] if number + 1 < len(found) else None
+                input = stage(input, isinstance(after, Stage) and not after.pads)
             else:
                 input = stage(input)
         return input
@@ -79,9 +80,16 @@ class Stage(NamedTuple):
     convolution: nn.Conv2d
     pool: int
 
+    @property
+    def pads(self) -> bool:
+        return self.convolution.padding != (0, 0)
+
     def __call__(self, input: Tensor, further: bool) -> Tensor:
         weight, bias = self.convolution.weight, self.convolution.bias
         assert bias is not None
+        if self.pads:
+            found = surrounded(input, weight, bias, padding=int(self.convolution.padding[0]), pool=self.pool)
+            return found if torch.is_autocast_enabled(input.device.type) else found.float()
         if self.convolution.in_channels == 1:
             output = one_channel(input, weight, bias)
             return output if further else output[:, : weight.shape[0]].float()
@@ -94,10 +102,10 @@ class Stage(NamedTuple):
 def stages(layers: nn.Sequential) -> Iterator[Stage | nn.Module]:
     """What a sequence of layers is gone through in."""
     rest: Sequence[nn.Module] = list(layers)
-    before = False  # whether a stage came right before
+    before = False  # whether a stage came right before that gives what ``many_channels`` takes
     while rest:
         stage = stage_of(rest, before)
-        before = stage is not None
+        before = stage is not None and not stage.pads
         yield stage or rest[0]
         rest = rest[(2 if stage.pool == 1 else 3) if stage else 1 :]
 
@@ -112,13 +120,15 @@ def stage_of(layers: Sequence[nn.Module], before: bool) -> Stage | None:
     plain = (
         convolution.kernel_size[0] == convolution.kernel_size[1]
         and convolution.stride == convolution.dilation == (1, 1)
-        and convolution.padding == (0, 0)
+        and convolution.padding in ((0, 0), (convolution.padding[0],) * 2)
+        and convolution.padding_mode == "zeros"
         and convolution.groups == 1
         and convolution.bias is not None
     )
     fits = convolution.kernel_size[0] <= LARGEST_KERNEL if one else convolution.in_channels <= MULTIPLE
     known = (pool == 2 and fits) or (before and not one)
-    return Stage(convolution, pool) if plain and known else None
+    stage = Stage(convolution, pool)
+    return stage if plain and (stage.pads or known) else None
 
 
 def pools_by_2(layer: nn.Module) -> bool:
@@ -316,36 +326,37 @@ def few_channels(
 class FewChannels(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor, weight: Tensor, bias: Tensor, pool: int, further: bool) -> Tensor:
-        batch, channels, height, width = images.shape
+        batch, inputs, height, width = images.shape
         filters, _, kernel, _ = weight.shape
+        channels = inputs if inputs <= 2 else -(-inputs // 4) * 4  # in memory: copied in whole loads
         sizes = kernels().ManyChannels(
-            batch, height, width, kernel, channels, channels, filters, padded(filters), pool
+            batch, height, width, kernel, inputs, channels, filters, padded(filters), pool
         )
-        seen = unfolded(images.to(torch.bfloat16), kernel)
-        packed = weight.permute(0, 2, 3, 1).flatten(1).to(torch.bfloat16)  # [filters, (y, x, c)]
-        packed = F.pad(packed, (0, seen.shape[1] - packed.shape[1], 0, padded(filters) - filters))
+        pixels = images.new_zeros((batch, channels, height, width), dtype=torch.bfloat16)
+        pixels[:, :inputs] = images
+        seen, packed = unfolded(pixels, kernel), kernels().pack(weight.contiguous(), sizes)
+        columns = F.pad(packed, (0, seen.shape[1] - packed.shape[1])).T
         output = room(seen, sizes, further)
-        index = kernels().pooled(product(seen, packed.T)[None], bias.contiguous(), output, sizes)
-        ctx.save_for_backward(seen, index, weight)
+        index = kernels().pooled(product(seen, columns)[None], bias.contiguous(), output, sizes)
+        ctx.save_for_backward(seen, index, packed)
         ctx.sizes = sizes
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        seen, index, weight = ctx.saved_tensors
-        filters, channels, kernel, _ = weight.shape
-        positions, bias_sums = kernels().unpooled(gradient, index, ctx.sizes)
+        seen, index, packed = ctx.saved_tensors
+        sizes = ctx.sizes
+        positions, bias_sums = kernels().unpooled(gradient, index, sizes)
         of_images = of_weight = None
         if ctx.needs_input_grad[0]:
-            got = positions[:, :filters].view(ctx.sizes.batch, *ctx.sizes.positions, filters)
-            rounded = weight.to(torch.bfloat16).float()
-            with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
-                of_images = F.conv_transpose2d(got.permute(0, 3, 1, 2).float(), rounded)
+            found = kernels().input_gradient(positions, packed, sizes)
+            of_images = found[..., : sizes.inputs].permute(0, 3, 1, 2).float()
         if ctx.needs_input_grad[1]:
-            sums = product(positions.T, seen)[:filters, : channels * kernel**2]
-            of_weight = sums.reshape(filters, kernel, kernel, channels).permute(0, 3, 1, 2)
-        return of_images, of_weight, bias_sums.sum(0)[:filters], None, None
+            sums = product(positions.T, seen)[: sizes.filters, : sizes.depth]
+            taps = sums.view(sizes.filters, sizes.kernel, sizes.kernel, sizes.channels)
+            of_weight = taps[..., : sizes.inputs].permute(0, 3, 1, 2)
+        return of_images, of_weight, bias_sums.sum(0)[: sizes.filters], None, None
 
 
 def unfolded(images: Tensor, kernel: int) -> Tensor:
@@ -373,6 +384,52 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     if left.is_cuda:
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
+
+
+# Convolutions that pad
+
+
+def surrounded(input: Tensor, weight: Tensor, bias: Tensor, *, padding: int, pool: int = 2) -> Tensor:
+    """max_pool2d(relu(conv2d(input, weight, bias, padding=padding)), pool), where ``pool`` is 1 or 2, in
+    bfloat16 channels last; weight and bias are float32, the input what it may be.
+
+    Images of few channels are padded, for ``few_channels``. Of more the product is cuDNN's, and what follows
+    it one pass through memory each way; as PyTorch's operations it is four there and five back.
+    """
+    with torch.autocast(input.device.type, enabled=False):  # it would round sums that are to be float32
+        if weight.shape[1] <= MULTIPLE:
+            images = F.pad(input.float(), (padding,) * 4)
+            return few_channels(images, weight, bias, pool=pool, further=True)[:, : weight.shape[0]]
+        check(input, weight, bias)
+        check_pool(input, weight, pool, "input", padding)
+        check_device(input)
+        input, weight = (
+            each.to(torch.bfloat16, memory_format=torch.channels_last) for each in (input, weight)
+        )
+        found: Tensor = Ending.apply(F.conv2d(input, weight, padding=padding), bias, pool)
+        return found
+
+
+class Ending(torch.autograd.Function):
+    """Bias, rectifier and pooling: bfloat16 [N, F, H, W] -> [N, F, h, w], channels last."""
+
+    @staticmethod
+    def forward(ctx: Any, convolved: Tensor, bias: Tensor, pool: int) -> Tensor:
+        batch, filters, height, width = convolved.shape
+        sizes = kernels().ManyChannels(batch, height, width, 1, filters, filters, filters, filters, pool)
+        rows = convolved.permute(0, 2, 3, 1).reshape(1, sizes.rows, filters)
+        output = room(convolved, sizes, further=True)
+        ctx.save_for_backward(kernels().pooled(rows, bias.contiguous(), output, sizes))
+        ctx.sizes = sizes
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        (index,) = ctx.saved_tensors
+        positions, bias_sums = kernels().unpooled(gradient, index, ctx.sizes)
+        of_convolved = positions.view(ctx.sizes.batch, *ctx.sizes.positions, -1).permute(0, 3, 1, 2)
+        return of_convolved, bias_sums.sum(0), None
 
 
 # What they share
@@ -408,10 +465,10 @@ def check(input: Tensor, weight: Tensor, bias: Tensor) -> None:
         raise ValueError("input must hold an image")
 
 
-def check_pool(input: Tensor, weight: Tensor, pool: int, what: str) -> None:
+def check_pool(input: Tensor, weight: Tensor, pool: int, what: str, padding: int = 0) -> None:
     if pool not in (1, 2):
         raise ValueError(f"pool must be 1 or 2, got {pool!r}")
-    if min(input.shape[2:]) < weight.shape[-1] + pool - 1:
+    if min(input.shape[2:]) + 2 * padding < weight.shape[-1] + pool - 1:
         raise ValueError(f"{what} of {list(input.shape)} leave nothing of {list(weight.shape)}")
 
 

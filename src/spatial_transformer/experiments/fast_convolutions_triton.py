@@ -251,11 +251,14 @@ def pooled(parts: Tensor, bias: Tensor, output: Tensor, sizes: ManyChannels) -> 
     """Sums, adds the bias, rectifies and pools into ``output`` [N, F, h, w]; gives the maxima's index."""
     rows = sizes.batch * sizes.pooled[0] * sizes.pooled[1]
     index = parts.new_empty((rows, sizes.filters_padded), dtype=torch.uint8)
+    blocks, width = POOLED, power_of_2(sizes.filters_padded)
+    if parts.dtype == torch.bfloat16:  # half as many bytes: as many at a time
+        blocks = POOLED._replace(rows=max(POOLED.rows, 2048 // width))
     launch(
-        _many_channels_pooled, (-(-rows // POOLED.rows),), POOLED,
+        _many_channels_pooled, (-(-rows // blocks.rows),), blocks,
         parts, bias, output, index, rows, parts.shape[0], *output.stride(),
         *sizes.positions, sizes.pool, sizes.filters, sizes.filters_padded, output.shape[1],
-        POOLED.rows, power_of_2(sizes.filters_padded),
+        blocks.rows, width,
     )  # fmt: skip
     return index
 
@@ -317,9 +320,10 @@ def input_gradient(positions: Tensor, packed: Tensor, sizes: ManyChannels) -> Te
     for first in range(0, sizes.batch, images):
         some = gradient[first : first + images]
         taps = positions[first * each : (first + images) * each] @ packed
-        pixels = some.shape[0] * sizes.height * sizes.width
+        pixels, width = some.shape[0] * sizes.height * sizes.width, triton.next_power_of_2(sizes.channels)
+        rows = max(POINTWISE.rows, 512 // width)
         launch(
-            _many_channels_fold, (-(-pixels // POINTWISE.rows),), POINTWISE,
-            taps, some, pixels, *sizes.image, POINTWISE.rows, power_of_2(sizes.channels),
+            _many_channels_fold, (-(-pixels // rows),), POINTWISE,
+            taps, some, pixels, *sizes.image, rows, width,
         )  # fmt: skip
     return gradient

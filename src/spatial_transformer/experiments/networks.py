@@ -17,6 +17,7 @@ from ..family import Family
 from ..localisers import ConvLocaliser, DenseLocaliser
 from ..module import SpatialTransformer
 from .data.random_numbers import BITS, RandomNumbers
+from .extra import with_triton
 from .spec import CLASSES, Cell, Data, DigitSettings, Model
 
 MEAN, DEVIATION = 0.1307, 0.3081  # of the pixels of MNIST's training digits
@@ -236,17 +237,24 @@ def orthogonal(module: nn.Module) -> None:
 
 def dropped(signal: Tensor, share: float, random: RandomNumbers | None) -> Tensor:
     """Dropout out of a run's own random numbers; without them the signal as it is. torch's own takes numbers
-    that no checkpoint has, and that differ between devices.
+    that no checkpoint has, and that differ between devices. [N, C, ...]
 
     A random number has 24 bits, each as good as any. A half is a matter of one: a number serves 24 places.
+    Places are gone through channels last, as maps lie in memory on a GPU.
     """
     if random is None:
         return signal
     count, bits = signal.numel(), 1 if share == 0.5 else BITS
-    words = (random.uniform(-(-count // (BITS // bits))) * 2**BITS).to(torch.int32)
+    numbers = random.uniform(-(-count // (BITS // bits)))
+    kernels = with_triton("dropout_triton", __package__) if signal.is_cuda else None
+    if kernels is not None:
+        found: Tensor = kernels.dropped(signal, numbers, bits, share)
+        return found
+    words = (numbers * 2**BITS).to(torch.int32)
     shifts = torch.arange(0, BITS, bits, dtype=torch.int32, device=words.device)
     kept = (words[:, None] >> shifts & (2**bits - 1)) >= share * 2**bits
-    return signal * kept.flatten()[:count].reshape(signal.shape) / (1 - share)
+    rows = signal.movedim(1, -1)
+    return (rows * kept.flatten()[:count].reshape(rows.shape) / (1 - share)).movedim(-1, 1)
 
 
 def parameters(module: nn.Module) -> int:

@@ -96,7 +96,8 @@ def _many_channels_pooled(
         o_part = i_position[:, None] * WIDTH + i_filter[None, :]
         b_value = tl.zeros((ROWS, BLOCK), tl.float32)
         for i_part in tl.range(0, parts):
-            b_value += tl.load(p_parts + i_part * positions * WIDTH + o_part, mask=m_row, other=0.0)
+            p_part = p_parts + i_part * positions * WIDTH + o_part
+            b_value += tl.load(p_part, mask=m_row, other=0.0).to(tl.float32)
         m_better = (b_value > b_best) | (b_value != b_value)  # as MaxPool2d: the first, and NaN over all
         b_best = tl.where(m_better, b_value, b_best)
         b_index = tl.where(m_better, q, b_index)
