@@ -99,8 +99,8 @@ EXPERIMENT = Experiment(
         "Networks without a transformer start at a learning rate of 0.04, four times that of A.4: on digits "
         "held out they are better with it, and at 0.01 FCNs are far from done after 150,000 steps (P: 3.4 % "
         "of the training digits). It is in favour of what transformers are compared with. Behind "
-        "transformers 0.04 was tried, too; A.4's 0.01 stays, after test errors of both: one seed of 0.01, one "
-        "of 0.04, two on R and P.",
+        "transformers 0.04 was tried, too; A.4's 0.01 stays, after test errors of both: one seed of 0.01, "
+        "one of 0.04, two on R and P.",
         "Momentum is 0.9: without it the same number of steps leaves three to four times the error.",
         "Classification networks get pixels less MNIST's mean, over its deviation; localisers as they are.",
         "Weights start as PyTorch's layers do, and orthogonal in localisers; the text says they are random.",
