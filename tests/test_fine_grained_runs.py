@@ -422,7 +422,7 @@ def test_from_an_archive_to_a_table(tmp_path, capsys, random_weights):
     assert "| model | 224px | 448px |" in table
     assert f"| 2xST-CNN | - / 83.1 | {100 - record.error:.2f} (1) ▼ / 83.9 |" in table
     assert "| 4xST-CNN |  | - / 84.1 |" in table
-    assert "| Lin '15 (at a size of its own), quoted | / 80.9 | - |" in table
+    assert "| Lin '15 (at a size of its own), quoted | / 80.9 |  |" in table
     assert "| CNN | - / 82.3 | - |" in table
     assert "1 of 7 cells, 1 runs." in table
     drawn = [*given, "--out", str(tmp_path / "drawn")]

@@ -368,7 +368,7 @@ def test_from_archives_to_a_table(tmp_path, capsys, monkeypatch):
     assert main(["table", "svhn"]) == 0
     untrained = capsys.readouterr().out
     assert "| CNN | - / 4.0 | - / 5.6 |" in untrained
-    assert "| Maxout CNN (Goodfellow et al. 2013), quoted | / 4.0 | - |" in untrained
+    assert "| Maxout CNN (Goodfellow et al. 2013), quoted | / 4.0 |  |" in untrained
 
 
 def test_a_stopped_run_is_continued(numbers, monkeypatch):

@@ -306,6 +306,9 @@ def test_within_reaches_as_far_as_it_says():
     claim = Claim("A reaches b.", (("a", "b"),), within=0.1)
     assert tables.verdict(claim, {"a": 0.8, "b": 0.7}).startswith("**holds**")  # 0.8 - 0.7 > 0.1 in floats
     assert tables.verdict(claim, {"a": 0.81, "b": 0.7}).startswith("**does not hold")
+    ahead = Claim("A is 1.8 better.", (("a", "b"),), within=-1.8)
+    assert tables.verdict(ahead, {"a": 15.9, "b": 17.7}).startswith("**holds**")
+    assert tables.verdict(ahead, {"a": 16.0, "b": 17.7}).startswith("**does not hold")
 
 
 def test_claims_are_judged_by_means_of_what_counts(tmp_path):

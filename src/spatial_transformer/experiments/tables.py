@@ -106,7 +106,7 @@ def grid(experiment: Experiment, cells: Mapping[str, Summary]) -> list[str]:
     quoted = [
         [
             f"{who}, quoted",
-            *(NONE if error is None else f"/ {printed(error, experiment.prints):.1f}" for error in errors),
+            *("" if error is None else f"/ {printed(error, experiment.prints):.1f}" for error in errors),
         ]
         for who, errors in experiment.quoted.items()
     ]
