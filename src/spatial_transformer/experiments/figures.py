@@ -77,8 +77,10 @@ def entitle(made: Any, title: str, footer: str) -> None:
     made.text(left, 0.08 / height, footer, va="bottom", fontsize=8.5, color=FAINT)
 
 
-def panel(axes: Any, image: Tensor, *, brightest: float = 1.0) -> None:
-    axes.imshow(image.numpy(), cmap="gray", vmin=0, vmax=brightest, interpolation="nearest")
+def panel(axes: Any, image: Tensor, *, brightest: float = 1.0, smooth: bool = False) -> None:
+    """smooth: of images that have more pixels than their place on the page."""
+    shown = "hanning" if smooth else "nearest"
+    axes.imshow(image.numpy(), cmap="gray", vmin=0, vmax=brightest, interpolation=shown)
     axes.set(xticks=[], yticks=[])
     for side in axes.spines.values():
         side.set_visible(False)
