@@ -121,6 +121,24 @@ def test_a_deadline(digits):
     assert checkpoints.load(job.checkpoint).state.numbers["step"] > 10
 
 
+def test_a_deadline_leaves_time_for_what_is_long_to_save(digits, monkeypatch):
+    """Also where nothing was to be saved before it: checkpoints of large networks take seconds."""
+    engine.train(jobs("R/FCN", seeds=(1,)), digits, CPU)  # kernels are compiled at the first step
+    save = checkpoints.save
+
+    def slowly(*given):
+        time.sleep(1.5)
+        save(*given)
+
+    monkeypatch.setattr(checkpoints, "save", slowly)
+    (job,) = jobs("R/FCN", steps=100_000)
+    begin = time.monotonic()
+    outcome = engine.train([job], digits, CPU, deadline=begin + 8, save_every=60)
+    assert time.monotonic() < begin + 8
+    assert outcome.left == [job]
+    assert checkpoints.load(job.checkpoint).state.numbers["step"] > 1
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_two_processes_never_train_one_cell(digits, which):
     one, other = jobs("R/FCN", "E/FCN")

@@ -24,8 +24,9 @@ RIGHT, WRONG = "#1a7f37", "#c62828"
 DPI = 120
 DRAWN = 48  # pictures of one's own on a page: matplotlib refuses pages of thousands
 
-# Inches: for the names of rows, at the end, between panels, and between groups of them.
-LEFT, END, BETWEEN, APART = 0.5, 0.08, 0.07, 0.3
+# Inches: for the names of rows, at the end, between panels, between groups of them, and for what is written
+# between those that follow below.
+LEFT, END, BETWEEN, APART, WRITTEN = 0.5, 0.08, 0.07, 0.3, 0.75
 
 
 def figure(width: float, height: float) -> Any:
@@ -44,13 +45,13 @@ def panels(
     most = columns if most is None else min(most, columns)
     lefts = [LEFT + at * (side + BETWEEN) + (at // group * APART if group else 0) for at in range(most)]
     width = lefts[-1] + side + END
-    block = above + len(rows) * (side + BETWEEN) - BETWEEN + below
-    height = block * -(-columns // most)
+    block = len(rows) * (side + BETWEEN) - BETWEEN + WRITTEN
+    height = above + block * -(-columns // most) - WRITTEN + below
     made = figure(width, height)
     table = np.empty((len(rows), columns), dtype=object)
     for row, name in enumerate(rows):
         for column in range(columns):
-            left, top = lefts[column % most], column // most * block + above
+            left, top = lefts[column % most], above + column // most * block
             bottom = height - top - (row + 1) * side - row * BETWEEN
             table[row, column] = made.add_axes((left / width, bottom / height, side / width, side / height))
         for axes in table[row, ::most]:
