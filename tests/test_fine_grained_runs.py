@@ -482,6 +482,34 @@ def test_a_cell_that_is_not_there(capsys):
     assert "birds has no 4xST-CNN of 224px" in capsys.readouterr().err
 
 
+def test_table_3():
+    experiment = EXPERIMENTS["birds"]
+    papers = {each.name: None if each.paper is None else 100 - each.paper for each in experiment.cells}
+    assert papers == {
+        "224px/CNN": 82.3, "224px/2xST-CNN": 83.1, "448px/CNN": None, "448px/2xST-CNN": 83.9,
+        "448px/4xST-CNN": 84.1, "448px/2xST-CNN attention": None, "448px/2xST-CNN affine": None,
+    }  # fmt: skip
+    assert {(each.data.size, each.data.shown) for each in experiment.cells} == {(224, 224), (448, 224)}
+    named = [name for claim in experiment.claims for pair in claim.pairs for name in pair]
+    assert set(named) <= set(papers)
+
+
+def test_settings_are_a6s_or_the_departures_say_so():
+    experiment = EXPERIMENTS["birds"]
+    settings, said = experiment.settings, " ".join(experiment.departures)
+    assert (settings.localiser_rate, settings.weight_decay, settings.share) == (1e-4, 1e-5, 224 / 256)
+    assert (settings.classifier_rate, settings.backbone) == (5, "efficientnet-lite2")
+    for text in (
+        f"{settings.batch} images a step, {settings.steps:,} steps",
+        f"a learning rate of {settings.learning_rate} that goes down as a {settings.schedule}",
+        f"in {settings.stages} stages, five-fold for the classifier",
+        f"smoothed by {settings.smoothing}, dropout {settings.dropout}:",
+        f"of {100 * settings.least:.0f} to 100 % of the image's area",
+        f"Momentum is {settings.momentum}",
+    ):
+        assert text in said
+
+
 # ---- on a GPU ----
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")

@@ -463,6 +463,23 @@ def test_table_2():
             assert any(what in sentence for sentence in experiment.departures), what
 
 
+def test_the_departures_are_those_of_the_settings():
+    for experiment in (EXPERIMENTS["svhn"], EXPERIMENTS["svhn-augmented"]):
+        settings, said = experiment.settings, " ".join(experiment.departures)
+        assert f"{settings.steps:,} steps" in said
+        assert f"in {['no', 'one', 'two', 'three', 'four', 'five'][settings.stages]} stages" in said
+        assert f"do not learn in the first {settings.localiser_start:,} steps" in said
+        assert f"Momentum is {settings.momentum}" in said
+        assert f"a deviation of {house_numbers.DEVIATION:.0f} of 255 levels" in said
+    for what, most in (
+        ("turned by up to", f"{settings.rotation:.0f} degrees"),
+        ("scaled by up to", f"{100 * settings.scaling:.0f} %"),
+        ("moved by up to", f"{100 * settings.shift:.0f} % of its side"),
+        ("contrast changed by up to", f"{100 * settings.contrast:.0f} %"),
+    ):
+        assert f"{what} {most}" in said
+
+
 def test_the_papers_schedule_in_proportion():
     settings = EXPERIMENTS["svhn"].settings
     assert (settings.batch, settings.weight_decay, settings.localiser_rate) == (128, 0.0005, 0.1)

@@ -126,11 +126,14 @@ def test_what_was_measured_stands_below_the_table(tmp_path):
     put(tmp_path, name, 9.0, 1, ADDITION, measures={"apart": 92.0})
     put(tmp_path, name, 95.0, 2, ADDITION, status="failed", reason="stuck", measures={"apart": 0.0})
     put(tmp_path, "addition/FCN", 47.0, 0, ADDITION)
+    spline = "addition/ST-FCN spline"  # before the other in the table, and after it by name
+    put(tmp_path, spline, 30.0, 0, ADDITION, measures={"apart": 40.0})
     text = made(tmp_path, ADDITION)
     lines = text.split("Measured besides the error:")[1].splitlines()
     assert "| cell | apart | settled |" in lines
     assert [line for line in lines if "/" in line and line.startswith("|")] == [
-        f"| {name} | 91.00 ± 1.41 | 88.00 |"
+        f"| {spline} | 40.00 | - |",
+        f"| {name} | 91.00 ± 1.41 | 88.00 |",
     ]
     assert any(line.startswith("- apart: test images, in percent,") for line in lines)
     assert "Measured" not in made(tmp_path, ADDITION, brief=True)
