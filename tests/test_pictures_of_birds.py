@@ -80,6 +80,8 @@ def test_windows_are_drawn_in_the_colours_of_their_transformers(probe, flock, tm
         assert box.get_linestyle() == "--"
         colours = [extra("matplotlib.colors").to_hex(one.get_edgecolor()) for one in windows]
         assert colours == list(drawn.COLOURS[:2])
+        reds, greens = ([int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colour in colours)
+        assert (reds.index(max(reds)), greens.index(max(greens))) == (0, 1)  # as the paper's
         for window, corners in zip(windows, found.corners[number], strict=True):
             expected = (corners + 1) * 112 - 0.5
             np.testing.assert_allclose(window.get_xy()[:4], expected, atol=1e-4)
