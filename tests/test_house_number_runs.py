@@ -253,6 +253,37 @@ def test_localisers_begin_to_learn_later(numbers, monkeypatch):
         assert not torch.equal(run.network.places.weight, before)
 
 
+def test_dropout_comes_in(numbers):
+    """In sixteen parts, each from a step on at which rates are set anew."""
+    made = cell("64px/CNN", dropout_rise=32, steps=60)
+    assert {2, 4, 16, 30, 32} <= set(engine.stops(made.settings))
+    run = HouseNumberRun(made, 0, numbers, "cpu")
+    shares = []
+    for step in (0, 1, 2, 17, 31, 32, 59):
+        run.step_number = step
+        run.set_rate()
+        shares.append(float(run.network.dropout))
+    assert shares == [0, 0, 1 / 32, 8 / 32, 15 / 32, 0.5, 0.5]
+    at_once = started("64px/CNN", numbers)
+    at_once.set_rate()
+    assert at_once.network.dropout == 0.5
+    # Weights start for what they meet at first.
+    one, other = (each.network.layers[5][0].weight.std().item() for each in (run, at_once))
+    assert one / other == pytest.approx(math.sqrt(2), rel=1e-4)
+
+
+def test_a_run_whose_dropout_comes_in_goes_on_bit_for_bit(numbers):
+    whole, stopped, other = (started("64px/ST-CNN Single", numbers, dropout_rise=16) for _ in range(3))
+    for run, steps in ((whole, 4), (stopped, 2)):
+        for _ in range(steps):
+            Lockstep([run]).advance(1)
+    other.load(stopped.state())
+    for _ in range(2):
+        Lockstep([other]).advance(1)
+    assert float(other.network.dropout) == float(whole.network.dropout) > 0
+    assert torch.equal(other.weights, whole.weights)
+
+
 def test_a_run_learns(numbers):
     run = started("64px/ST-CNN Single", numbers, width=0.05, batch=8)
     losses = []
@@ -434,6 +465,7 @@ def test_there_are_no_other_digits_of_house_numbers(command, capsys):
         ({"shift": "-1"}, "shift must be at least 0 and less than 180, got -1.0"),
         ({"weight_decay": "nan"}, "weight_decay must be at least 0"),
         ({"localiser_start": "-1"}, "localiser_start must be at least 0, got -1"),
+        ({"dropout_rise": "-1"}, "dropout_rise must be at least 0, got -1"),
         ({"extra": "2"}, "extra must be 0 or 1, got 2"),
         ({"width": "0"}, "width must be more than 0 and at most 8, got 0.0"),
         ({"batch": "0"}, "batch must be at least 1, got 0"),
