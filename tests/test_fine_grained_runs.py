@@ -175,6 +175,8 @@ def test_every_image_is_seen_before_any_is_seen_again(flock, backbone):
         assert len(torch.cat(batches).unique()) == 21
         assert torch.cat(batches).max() < 24
     assert not torch.equal(torch.cat(rounds[0]), torch.cat(rounds[1]))
+    even = started(flock, backbone, batch=8)
+    assert sorted(torch.cat([even.next_batch() for _ in range(3)]).tolist()) == list(range(24))
     with pytest.raises(ValueError, match="batch must be at most the 24 training images, got 25"):
         started(flock, backbone, batch=25)
 
