@@ -541,3 +541,19 @@ def test_captured_steps_are_steps(precision, numbers):
         assert away < (2e-3 if precision == "mixed" else 1e-4)
         first = started(one.cell.name, numbers, 1, "cuda", **given)
         assert (one.weights - first.weights).abs().max() > 5 * away
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_dropout_that_comes_in_is_captured(numbers):
+    given = {"dropout_rise": 2, "width": 0.25, "batch": 16, "precision": "float32"}
+    alone, together = (started("64px/CNN", numbers, 1, "cuda", **given) for _ in range(2))
+    for run in (alone, together):
+        run.step_number = 1
+        run.set_rate()
+        assert float(run.network.dropout) == 0.25
+    Lockstep([together]).advance(3)
+    for _ in range(3):
+        alone.step()
+    assert alone.random.state() == together.random.state()
+    assert (alone.weights - together.weights).abs().max() < 1e-4
