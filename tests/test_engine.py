@@ -277,6 +277,19 @@ def test_a_run_stuck_at_chance_is_recorded_as_failed(digits, monkeypatch):
     assert record.reason == f"stuck at chance: {record.error:.1f} % of the answers are wrong"
 
 
+def test_a_checkpoint_older_than_a_setting_has_its_default(digits):
+    (job,) = jobs("R/FCN")
+    engine.train([job], digits, CPU, stop=lambda: True)
+    kept = checkpoints.load(job.checkpoint)
+    older = {name: value for name, value in kept.identity.items() if name != "momentum"}
+    checkpoints.save(kept._replace(identity=older), job.checkpoint)
+    (changed,) = jobs("R/FCN", momentum=0.5)
+    (said,) = engine.train([changed._replace(checkpoint=job.checkpoint)], digits, CPU).refused
+    assert "is of another run (momentum=0.9)" in said
+    (record,) = engine.train([job], digits, CPU).records
+    assert record.status == "done"
+
+
 def test_a_checkpoint_of_another_run_is_not_gone_on_with(digits):
     (job,) = jobs("R/FCN")
     engine.train([job], digits, CPU, stop=lambda: True)

@@ -89,9 +89,12 @@ class Training:
             self.watch()
 
     def go_on(self, kept: Checkpoint) -> None:
-        if kept.identity != self.identity:
+        # Older than a setting, it has its default, as records have: what was done before there was a choice.
+        defaults = {field.name: field.default for field in dataclasses.fields(self.settings)}
+        before = {name: value for name, value in defaults.items() if name in self.identity} | kept.identity
+        if before != self.identity:
             raise CheckpointError(
-                f"{self.job.checkpoint} is of another run ({differences(kept.identity, self.identity)}): "
+                f"{self.job.checkpoint} is of another run ({differences(before, self.identity)}): "
                 "remove it to begin anew"
             )
         try:
