@@ -64,6 +64,10 @@ docs: setup
 	$(BIN)/python -m benchmarks.data --table benchmarks/results/data_gpu.json --into docs/data.md
 	$(BIN)/python -m benchmarks.steps --table benchmarks/results/steps_gpu.json --into docs/training_speed.md
 	$(BIN)/python -m benchmarks.convolutions --table benchmarks/results/convolutions_gpu.json --into docs/training_speed.md
+	for page in house_numbers birds; do \
+		result=benchmarks/results/$${page}_gpu.json; \
+		test ! -e $$result || $(BIN)/python -m benchmarks.$$page --table $$result --into docs/$$page.md || exit; \
+	done
 	$(BIN)/stn table distorted-mnist --brief --out README.md > /dev/null
 	$(BIN)/stn table distorted-mnist --out docs/table1.md > /dev/null
 	$(BIN)/stn table cluttered-mnist --out docs/table1.md > /dev/null
@@ -71,6 +75,9 @@ docs: setup
 	$(BIN)/stn table addition --out docs/addition.md > /dev/null
 	$(BIN)/stn table volumes --out docs/volumes.md > /dev/null
 	$(BIN)/python -m benchmarks.volume_steps --table benchmarks/results/volume_steps_gpu.json --into docs/volumes.md
+	$(BIN)/stn table svhn --out docs/house_numbers.md > /dev/null
+	$(BIN)/stn table svhn-augmented --out docs/house_numbers.md > /dev/null
+	$(BIN)/stn table birds --out docs/birds.md > /dev/null
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache

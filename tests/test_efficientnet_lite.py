@@ -130,6 +130,13 @@ def test_pixels_are_brought_to_the_weights_scale(network):
     assert seen[0][0, :, 0, 0].tolist() == [-127 / 128, 0, 1]
 
 
+def test_norms_divide_by_what_the_weights_were_trained_with(network):
+    """TensorFlow's 1e-3, and not PyTorch's 1e-5."""
+    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert norms
+    assert {norm.eps for norm in norms} == {1e-3}
+
+
 def test_weights_are_taken_by_their_names(network):
     """All of them: a network of other weights then does the same."""
     other = EfficientNetLite(LITE0).eval()

@@ -121,6 +121,24 @@ def test_a_deadline(digits):
     assert checkpoints.load(job.checkpoint).state.numbers["step"] > 10
 
 
+def test_a_deadline_leaves_time_for_what_is_long_to_save(digits, monkeypatch):
+    """Also where nothing was to be saved before it: checkpoints of large networks take seconds."""
+    engine.train(jobs("R/FCN", seeds=(1,)), digits, CPU)  # kernels are compiled at the first step
+    save = checkpoints.save
+
+    def slowly(*given):
+        time.sleep(1.5)
+        save(*given)
+
+    monkeypatch.setattr(checkpoints, "save", slowly)
+    (job,) = jobs("R/FCN", steps=100_000)
+    begin = time.monotonic()
+    outcome = engine.train([job], digits, CPU, deadline=begin + 8, save_every=60)
+    assert time.monotonic() < begin + 8
+    assert outcome.left == [job]
+    assert checkpoints.load(job.checkpoint).state.numbers["step"] > 1
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_two_processes_never_train_one_cell(digits, which):
     one, other = jobs("R/FCN", "E/FCN")
@@ -257,6 +275,19 @@ def test_a_run_stuck_at_chance_is_recorded_as_failed(digits, monkeypatch):
     assert record.status == "failed"
     assert record.error > 85
     assert record.reason == f"stuck at chance: {record.error:.1f} % of the answers are wrong"
+
+
+def test_a_checkpoint_older_than_a_setting_has_its_default(digits):
+    (job,) = jobs("R/FCN")
+    engine.train([job], digits, CPU, stop=lambda: True)
+    kept = checkpoints.load(job.checkpoint)
+    older = {name: value for name, value in kept.identity.items() if name != "momentum"}
+    checkpoints.save(kept._replace(identity=older), job.checkpoint)
+    (changed,) = jobs("R/FCN", momentum=0.5)
+    (said,) = engine.train([changed._replace(checkpoint=job.checkpoint)], digits, CPU).refused
+    assert "is of another run (momentum=0.9)" in said
+    (record,) = engine.train([job], digits, CPU).records
+    assert record.status == "done"
 
 
 def test_a_checkpoint_of_another_run_is_not_gone_on_with(digits):

@@ -175,6 +175,8 @@ def test_every_image_is_seen_before_any_is_seen_again(flock, backbone):
         assert len(torch.cat(batches).unique()) == 21
         assert torch.cat(batches).max() < 24
     assert not torch.equal(torch.cat(rounds[0]), torch.cat(rounds[1]))
+    even = started(flock, backbone, batch=8)
+    assert sorted(torch.cat([even.next_batch() for _ in range(3)]).tolist()) == list(range(24))
     with pytest.raises(ValueError, match="batch must be at most the 24 training images, got 25"):
         started(flock, backbone, batch=25)
 
@@ -422,7 +424,7 @@ def test_from_an_archive_to_a_table(tmp_path, capsys, random_weights):
     assert "| model | 224px | 448px |" in table
     assert f"| 2xST-CNN | - / 83.1 | {100 - record.error:.2f} (1) ▼ / 83.9 |" in table
     assert "| 4xST-CNN |  | - / 84.1 |" in table
-    assert "| Lin '15 (at a size of its own), quoted | / 80.9 | - |" in table
+    assert "| Lin '15 (at a size of its own), quoted | / 80.9 |  |" in table
     assert "| CNN | - / 82.3 | - |" in table
     assert "1 of 7 cells, 1 runs." in table
     drawn = [*given, "--out", str(tmp_path / "drawn")]
@@ -480,6 +482,34 @@ def test_without_the_weights(tmp_path, capsys, monkeypatch):
 def test_a_cell_that_is_not_there(capsys):
     assert main(["train", "birds", "--model", "4xst-cnn", "--data", "224px"]) == 1
     assert "birds has no 4xST-CNN of 224px" in capsys.readouterr().err
+
+
+def test_table_3():
+    experiment = EXPERIMENTS["birds"]
+    papers = {each.name: None if each.paper is None else 100 - each.paper for each in experiment.cells}
+    assert papers == {
+        "224px/CNN": 82.3, "224px/2xST-CNN": 83.1, "448px/CNN": None, "448px/2xST-CNN": 83.9,
+        "448px/4xST-CNN": 84.1, "448px/2xST-CNN attention": None, "448px/2xST-CNN affine": None,
+    }  # fmt: skip
+    assert {(each.data.size, each.data.shown) for each in experiment.cells} == {(224, 224), (448, 224)}
+    named = [name for claim in experiment.claims for pair in claim.pairs for name in pair]
+    assert set(named) <= set(papers)
+
+
+def test_settings_are_a6s_or_the_departures_say_so():
+    experiment = EXPERIMENTS["birds"]
+    settings, said = experiment.settings, " ".join(experiment.departures)
+    assert (settings.localiser_rate, settings.weight_decay, settings.share) == (1e-4, 1e-5, 224 / 256)
+    assert (settings.classifier_rate, settings.backbone) == (5, "efficientnet-lite2")
+    for text in (
+        f"{settings.batch} images a step, {settings.steps:,} steps",
+        f"a learning rate of {settings.learning_rate} that goes down as a {settings.schedule}",
+        f"in {settings.stages} stages, five-fold for the classifier",
+        f"smoothed by {settings.smoothing}, dropout {settings.dropout}:",
+        f"of {100 * settings.least:.0f} to 100 % of the image's area",
+        f"Momentum is {settings.momentum}",
+    ):
+        assert text in said
 
 
 # ---- on a GPU ----

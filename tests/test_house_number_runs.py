@@ -253,6 +253,37 @@ def test_localisers_begin_to_learn_later(numbers, monkeypatch):
         assert not torch.equal(run.network.places.weight, before)
 
 
+def test_dropout_comes_in(numbers):
+    """In sixteen parts, each from a step on at which rates are set anew."""
+    made = cell("64px/CNN", dropout_rise=32, steps=60)
+    assert {2, 4, 16, 30, 32} <= set(engine.stops(made.settings))
+    run = HouseNumberRun(made, 0, numbers, "cpu")
+    shares = []
+    for step in (0, 1, 2, 17, 31, 32, 59):
+        run.step_number = step
+        run.set_rate()
+        shares.append(float(run.network.dropout))
+    assert shares == [0, 0, 1 / 32, 8 / 32, 15 / 32, 0.5, 0.5]
+    at_once = started("64px/CNN", numbers)
+    at_once.set_rate()
+    assert at_once.network.dropout == 0.5
+    # Weights start for what they meet at first.
+    one, other = (each.network.layers[5][0].weight.std().item() for each in (run, at_once))
+    assert one / other == pytest.approx(math.sqrt(2), rel=1e-4)
+
+
+def test_a_run_whose_dropout_comes_in_goes_on_bit_for_bit(numbers):
+    whole, stopped, other = (started("64px/ST-CNN Single", numbers, dropout_rise=16) for _ in range(3))
+    for run, steps in ((whole, 4), (stopped, 2)):
+        for _ in range(steps):
+            Lockstep([run]).advance(1)
+    other.load(stopped.state())
+    for _ in range(2):
+        Lockstep([other]).advance(1)
+    assert float(other.network.dropout) == float(whole.network.dropout) > 0
+    assert torch.equal(other.weights, whole.weights)
+
+
 def test_a_run_learns(numbers):
     run = started("64px/ST-CNN Single", numbers, width=0.05, batch=8)
     losses = []
@@ -368,7 +399,7 @@ def test_from_archives_to_a_table(tmp_path, capsys, monkeypatch):
     assert main(["table", "svhn"]) == 0
     untrained = capsys.readouterr().out
     assert "| CNN | - / 4.0 | - / 5.6 |" in untrained
-    assert "| Maxout CNN (Goodfellow et al. 2013), quoted | / 4.0 | - |" in untrained
+    assert "| Maxout CNN (Goodfellow et al. 2013), quoted | / 4.0 |  |" in untrained
 
 
 def test_a_stopped_run_is_continued(numbers, monkeypatch):
@@ -434,6 +465,7 @@ def test_there_are_no_other_digits_of_house_numbers(command, capsys):
         ({"shift": "-1"}, "shift must be at least 0 and less than 180, got -1.0"),
         ({"weight_decay": "nan"}, "weight_decay must be at least 0"),
         ({"localiser_start": "-1"}, "localiser_start must be at least 0, got -1"),
+        ({"dropout_rise": "-1"}, "dropout_rise must be at least 0, got -1"),
         ({"extra": "2"}, "extra must be 0 or 1, got 2"),
         ({"width": "0"}, "width must be more than 0 and at most 8, got 0.0"),
         ({"batch": "0"}, "batch must be at least 1, got 0"),
@@ -461,6 +493,23 @@ def test_table_2():
         assert all(sentence.endswith(".") for sentence in experiment.departures)
         for what in ("omentum", "extra", "steps", "Dropout", "bfloat16"):
             assert any(what in sentence for sentence in experiment.departures), what
+
+
+def test_the_departures_are_those_of_the_settings():
+    for experiment in (EXPERIMENTS["svhn"], EXPERIMENTS["svhn-augmented"]):
+        settings, said = experiment.settings, " ".join(experiment.departures)
+        assert f"{settings.steps:,} steps" in said
+        assert f"in {['no', 'one', 'two', 'three', 'four', 'five'][settings.stages]} stages" in said
+        assert f"do not learn in the first {settings.localiser_start:,} steps" in said
+        assert f"Momentum is {settings.momentum}" in said
+        assert f"a deviation of {house_numbers.DEVIATION:.0f} of 255 levels" in said
+    for what, most in (
+        ("turned by up to", f"{settings.rotation:.0f} degrees"),
+        ("scaled by up to", f"{100 * settings.scaling:.0f} %"),
+        ("moved by up to", f"{100 * settings.shift:.0f} % of its side"),
+        ("contrast changed by up to", f"{100 * settings.contrast:.0f} %"),
+    ):
+        assert f"{what} {most}" in said
 
 
 def test_the_papers_schedule_in_proportion():
@@ -492,3 +541,19 @@ def test_captured_steps_are_steps(precision, numbers):
         assert away < (2e-3 if precision == "mixed" else 1e-4)
         first = started(one.cell.name, numbers, 1, "cuda", **given)
         assert (one.weights - first.weights).abs().max() > 5 * away
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_dropout_that_comes_in_is_captured(numbers):
+    given = {"dropout_rise": 2, "width": 0.25, "batch": 16, "precision": "float32"}
+    alone, together = (started("64px/CNN", numbers, 1, "cuda", **given) for _ in range(2))
+    for run in (alone, together):
+        run.step_number = 1
+        run.set_rate()
+        assert float(run.network.dropout) == 0.25
+    Lockstep([together]).advance(3)
+    for _ in range(3):
+        alone.step()
+    assert alone.random.state() == together.random.state()
+    assert (alone.weights - together.weights).abs().max() < 1e-4

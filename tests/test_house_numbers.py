@@ -296,6 +296,25 @@ def test_half_is_dropped_each_place_on_its_own(shape):
         assert flat.reshape(-1, 24).mean(0).abs().max() < 0.1
 
 
+@pytest.mark.parametrize("share", [0.0, 0.125, 0.5])
+def test_a_share_on_the_device_is_dropped(share):
+    """In place of one that is known beforehand: it can change between the steps of a captured graph."""
+    random = RandomNumbers(1)
+    left = networks.dropped(torch.ones(48, 1000), torch.tensor(share), random)
+    assert random.state() == 16_000  # one number for three places
+    assert left.unique().tolist() == pytest.approx([0.0, 1 / (1 - share)] if share else [1.0])
+    assert (left == 0).double().mean().item() == pytest.approx(share, abs=0.01)
+    halves = torch.ones(4, dtype=torch.bfloat16)
+    assert networks.dropped(halves, torch.tensor(share), random).dtype == torch.bfloat16
+
+
+def test_signals_keep_their_strength_where_training_begins_without_dropout():
+    network = house_numbers.build("CNN", 32, filters=[48] * 8, units=[256] * 3, dropout=False)
+    seen = entering(network, (nn.Conv2d, nn.Linear), torch.randn(16, 3, 32, 32))
+    squares = [given.square().mean().item() for given, _ in seen.values()]
+    assert all(0.05 < square < 10 for square in squares)  # else the last would be of 0.001
+
+
 # Loss and error
 
 

@@ -111,42 +111,6 @@ def test_boxes_are_in_the_pixels_of_the_original_and_drawn_there(monkeypatch):
         assert drawn.getpixel((WIDTH // 4 + 10, HEIGHT * 3 // 4)) != colour
 
 
-@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
-def test_pictures_of_more_than_eight_bits(mode, tmp_path):
-    """From the darkest to the brightest level that there is; Pillow alone makes them white, or black."""
-    levels = np.linspace(0, {"I;16": 4000, "I": 70_000, "F": 1}[mode], 48).reshape(6, 8)
-    kind = {"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode]
-    Image.fromarray(levels.astype(kind)).save(tmp_path / "levels.tif")
-    found = np.asarray(localise.in_colour(tmp_path / "levels.tif"))
-    assert found.shape == (6, 8, 3)
-    np.testing.assert_allclose(found[..., 0], np.linspace(0, 255, 48).reshape(6, 8), atol=0.7)
-    assert (found[..., :1] == found).all()
-
-
-def test_what_is_not_a_number_is_no_picture(tmp_path):
-    Image.fromarray(np.full((4, 4), np.nan, np.float32)).save(tmp_path / "nothing.tif")
-    with pytest.raises(
-        ValueError, match=r"nothing\.tif cannot be read as a picture: it has pixels that are no"
-    ):
-        localise.opened(tmp_path / "nothing.tif")
-
-
-@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
-def test_transparent_pixels_are_grey(mode, tmp_path):
-    """Whatever colour lies under them."""
-    if mode == "P":
-        clear = Image.new("P", (4, 4), 1)
-        clear.putpalette([0, 0, 0, 250, 0, 0])
-        clear.paste(0, (0, 0, 2, 4))
-        clear.info["transparency"] = 1
-    else:
-        clear = Image.new("RGBA", (4, 4), (250, 0, 0, 0))
-        clear.paste((0, 0, 0, 255), (0, 0, 2, 4))
-    (clear if mode == "P" else clear.convert(mode)).save(tmp_path / "clear.png")
-    found = localise.in_colour(tmp_path / "clear.png")
-    assert (found.getpixel((0, 0)), found.getpixel((3, 3))) == ((0, 0, 0), (128, 128, 128))
-
-
 def test_all_that_cannot_be_read_is_named_and_what_is_no_picture_left_alone(capsys):
     made(Path("folder"), 9)
     Path("folder/sub.png").mkdir()

@@ -144,18 +144,19 @@ def test_stages_that_pad_and_stages_that_do_not(mixed):
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("share", [0.5, 0.3])
+@pytest.mark.parametrize("share", [0.5, 0.3, torch.tensor(0.25)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(3, 5), (2, 7, 9, 11), (4, 600)], ids=str)
 def test_dropout_in_one_launch(shape, dtype, share):
     """What the operations on tensors drop, to the last bit, of either layout and of the gradient too."""
-    bits = 1 if share == 0.5 else 24
+    bits = networks.COARSE if isinstance(share, torch.Tensor) else 1 if share == 0.5 else 24
     signal = torch.randn(shape).to(dtype)
     count = -(-signal.numel() // (24 // bits))
     numbers = RandomNumbers(0).uniform(count)
     wanted = networks.dropped(signal, share, RandomNumbers(0))
     assert 0 < (wanted == 0).double().mean() < 1
     signal, numbers, wanted = signal.to(DEVICE), numbers.to(DEVICE), wanted.to(DEVICE)
+    share = share.to(DEVICE) if isinstance(share, torch.Tensor) else share
     layouts = [torch.contiguous_format, *([torch.channels_last] if len(shape) == 4 else [])]
     for layout in layouts:
         given = signal.contiguous(memory_format=layout).requires_grad_()

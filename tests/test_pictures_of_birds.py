@@ -56,9 +56,9 @@ def test_what_is_shown(probe, flock):
     middle = (found.boxes[:, :2] + found.boxes[:, 2:]) / 2
     torch.testing.assert_close(found.corners.mean(2)[:, 0], middle, rtol=0, atol=1e-3)
     assert (found.corners.mean(2)[:, 1] == 0.5).all()
-    assert [text.splitlines()[0] for text, _ in found.captions[:6]] == [
-        f"Class {n}" for n in (1, 2, 3, 4, 5, 2)
-    ]
+    assert [text for text, _ in found.captions[:7]] == [
+        *(f"Class {n} ✓" for n in (1, 2, 3, 4, 5, 2)), "Class 3\n✗ Class 1"
+    ]  # fmt: skip
     wrong = [at for at, (_, colour) in enumerate(found.captions) if colour == figures.WRONG]
     assert [numbers[at] for at in wrong] == [7]
 
@@ -80,15 +80,31 @@ def test_windows_are_drawn_in_the_colours_of_their_transformers(probe, flock, tm
         assert box.get_linestyle() == "--"
         colours = [extra("matplotlib.colors").to_hex(one.get_edgecolor()) for one in windows]
         assert colours == list(drawn.COLOURS[:2])
+        reds, greens = ([int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colour in colours)
+        assert (reds.index(max(reds)), greens.index(max(greens))) == (0, 1)  # as the paper's
         for window, corners in zip(windows, found.corners[number], strict=True):
             expected = (corners + 1) * 112 - 0.5
             np.testing.assert_allclose(window.get_xy()[:4], expected, atol=1e-4)
-    assert made.axes[6].get_xlabel() == "Class 3\ntaken for Class 1"
+    assert made.axes[6].get_xlabel() == "Class 3\n✗ Class 1"
     assert made.axes[6].xaxis.label.get_color() == figures.WRONG
-    assert made.axes[0].get_xlabel() == "Class 1"
+    assert made.axes[0].get_xlabel() == "Class 1 ✓"
     assert made.axes[0].xaxis.label.get_color() == figures.RIGHT
     figures.save(made, tmp_path / "windows.png")
     assert (tmp_path / "windows.png").stat().st_size > 10_000
+
+
+def test_windows_that_leave_the_image_are_seen(probe, flock):
+    """On the ground around it, up to a third of its side; where none leaves it there is next to none."""
+    found = shown(probe, flock)
+    for shift, least, most in ((0.0, -3.0, -0.5), (0.4, -48, -45), (5.0, -80, -70)):
+        theta = torch.tensor([-0.5 - shift, 0.0, 0.5, 0.0]).expand(18, 4)
+        moved = found._replace(corners=drawn.corners(WINDOW, theta))
+        axes = drawn.windows(moved, "Birds", "of a test").axes[0]
+        left, right = axes.get_xlim()
+        bottom, top = axes.get_ylim()
+        assert least <= left <= most
+        assert left + right == pytest.approx(223)
+        assert (top, bottom) == pytest.approx((left, right))
 
 
 def test_few_images_are_enough(probe, flock):

@@ -158,6 +158,64 @@ def test_pictures_of_any_size_become_crops():
     assert torch.equal(house_number_predictions.resized(crop, 64), crop)
 
 
+def test_pictures_are_upright(numbers, capsys):
+    """Whichever way the camera was held: what is said is said of what the picture shows."""
+    weights = trained(numbers, "64px/CNN")
+    crop = numbers.test.tight[0]
+    plain = picture(crop, "plain.png")
+    held = image_module.Exif()
+    held[0x0112] = 6  # turned by a quarter
+    turned = image_module.fromarray(crop.permute(1, 2, 0).numpy()).transpose(image_module.Transpose.ROTATE_90)
+    turned.save("held.png", exif=held)
+    capsys.readouterr()
+    assert main(["predict", str(weights), plain, "held.png"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].removeprefix("plain.png") == lines[1].removeprefix("held.png")
+    torch.testing.assert_close(predicting.opened(Path("held.png")), crop)
+
+
+def test_many_pictures_are_drawn_in_rows_and_the_first_of_very_many(numbers, capsys, monkeypatch):
+    weights = trained(numbers, "64px/ST-CNN Single")
+    name = "a picture of the number on our house.png"
+    path = picture(numbers.test.tight[0], name)
+    monkeypatch.setattr(house_number_predictions, "DRAWN", 11)
+    monkeypatch.setattr(predicting.figures, "DRAWN", 11)
+    made = []
+    monkeypatch.setattr(predicting.figures, "save", lambda figure, out: made.append(figure))
+    capsys.readouterr()
+    assert main(["predict", str(weights), *[path] * 13]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 14
+    assert lines[-1] == "predictions.png (without the last 2)"
+    (figure,) = made
+    assert figure.get_size_inches()[0] < 13
+    above, below = figure.axes[:11], figure.axes[11:]
+    assert len(below) == 11
+    assert {axes.get_title() for axes in above} == {"a picture…ouse.png"}
+    places = [axes.get_position() for axes in above]
+    assert places[8].x0 == places[0].x0 < places[1].x0
+    assert places[8].y1 < below[0].get_position().y0  # under all of the first row
+    assert [axes.get_ylabel() for axes in (above[0], above[1], above[8])] == [
+        "input and box",
+        "",
+        "input and box",
+    ]
+
+
+def test_pictures_are_opened_one_after_the_other(numbers, monkeypatch):
+    """Not all at once: photographs are large."""
+    weights = trained(numbers, "64px/CNN")
+    paths = [picture(crop, f"{at}.png") for at, crop in enumerate(numbers.test.tight[:3])]
+    order = []
+    opened, resized = predicting.opened, house_number_predictions.resized
+    monkeypatch.setattr(predicting, "opened", lambda path: order.append("opened") or opened(path))
+    monkeypatch.setattr(
+        house_number_predictions, "resized", lambda *given: order.append("resized") or resized(*given)
+    )
+    assert main(["predict", str(weights), *paths]) == 0
+    assert order == ["opened", "resized"] * 3
+
+
 def test_what_cannot_be_predicted(numbers, capsys, tmp_path):
     weights = trained(numbers, "64px/CNN")
     path = picture(numbers.test.tight[0], "1.png")

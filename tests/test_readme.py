@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import spatial_transformer as st
-from benchmarks import convolutions, data, steps, volume_steps
+from benchmarks import birds, convolutions, data, house_numbers, steps, volume_steps
 from benchmarks.table import markdown, with_table
 from spatial_transformer import cli
 
@@ -81,6 +81,15 @@ def test_the_tables_of_training_speed_are_the_results(suite, page):
     assert with_table(document, result, table) == document
 
 
+@pytest.mark.parametrize("suite", [house_numbers, birds])
+def test_the_speed_of_photographs_is_the_results(suite):
+    name = suite.__name__.rpartition(".")[2]
+    document, result = (ROOT / f"docs/{name}.md").read_text(), f"benchmarks/results/{name}_gpu.json"
+    known = (ROOT / result).exists()
+    table = suite.markdown(json.loads((ROOT / result).read_text())) if known else "Not measured yet."
+    assert with_table(document, result, table) == document
+
+
 TABLES = [
     ("README.md", ["distorted-mnist", "--brief"]),
     ("docs/table1.md", ["distorted-mnist"]),
@@ -88,6 +97,9 @@ TABLES = [
     ("docs/colocalisation.md", ["colocalisation"]),
     ("docs/addition.md", ["addition"]),
     ("docs/volumes.md", ["volumes"]),
+    ("docs/house_numbers.md", ["svhn"]),
+    ("docs/house_numbers.md", ["svhn-augmented"]),
+    ("docs/birds.md", ["birds"]),
 ]
 
 

@@ -126,11 +126,14 @@ def test_what_was_measured_stands_below_the_table(tmp_path):
     put(tmp_path, name, 9.0, 1, ADDITION, measures={"apart": 92.0})
     put(tmp_path, name, 95.0, 2, ADDITION, status="failed", reason="stuck", measures={"apart": 0.0})
     put(tmp_path, "addition/FCN", 47.0, 0, ADDITION)
+    spline = "addition/ST-FCN spline"  # before the other in the table, and after it by name
+    put(tmp_path, spline, 30.0, 0, ADDITION, measures={"apart": 40.0})
     text = made(tmp_path, ADDITION)
     lines = text.split("Measured besides the error:")[1].splitlines()
     assert "| cell | apart | settled |" in lines
     assert [line for line in lines if "/" in line and line.startswith("|")] == [
-        f"| {name} | 91.00 ± 1.41 | 88.00 |"
+        f"| {spline} | 40.00 | - |",
+        f"| {name} | 91.00 ± 1.41 | 88.00 |",
     ]
     assert any(line.startswith("- apart: test images, in percent,") for line in lines)
     assert "Measured" not in made(tmp_path, ADDITION, brief=True)
@@ -306,6 +309,9 @@ def test_within_reaches_as_far_as_it_says():
     claim = Claim("A reaches b.", (("a", "b"),), within=0.1)
     assert tables.verdict(claim, {"a": 0.8, "b": 0.7}).startswith("**holds**")  # 0.8 - 0.7 > 0.1 in floats
     assert tables.verdict(claim, {"a": 0.81, "b": 0.7}).startswith("**does not hold")
+    ahead = Claim("A is 1.8 better.", (("a", "b"),), within=-1.8)
+    assert tables.verdict(ahead, {"a": 15.9, "b": 17.7}).startswith("**holds**")
+    assert tables.verdict(ahead, {"a": 16.0, "b": 17.7}).startswith("**does not hold")
 
 
 def test_claims_are_judged_by_means_of_what_counts(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,25 +12,27 @@ from . import pictures_of_birds
 from .checkpoints import Weights
 from .data.bird_views import Photographs
 from .efficientnet_lite import SCALES, Features
-from .figures import INK
+from .figures import DRAWN, INK, shortened
 from .fine_grained_runs import build, judged, settings_of, views_of
 from .networks import family_of
 from .pictures_of_birds import SEEN, Shown, as_shown, corners, species
 from .spec import Cell
 
 SAID = 3  # species that are named of a picture
+LETTERS = 32  # of a name below a picture
 
 
 def predict(
-    cell: Cell, weights: Weights, images: Sequence[Tensor], names: Sequence[str]
+    cell: Cell, weights: Weights, images: Iterable[Tensor], names: Sequence[str]
 ) -> tuple[list[str], Any]:
     """The likeliest species on each picture uint8 [3, H, W] with their probabilities, and a figure of where
-    the transformers look; None without any."""
+    the transformers look on the first of them; None without any."""
     settings, known = settings_of(cell), [species(name) for name in weights.names]
     network = build(cell, Features(SCALES[settings.backbone]), len(known)).eval()
     network.load_state_dict(weights.tensors)
-    answers, likeliest, thetas, shown = [], [], [], []
-    for image in images:  # one by one: each is of its own size
+    answers, likeliest = list[str](), list[str]()
+    thetas, shown = list[Tensor](), list[Tensor]()
+    for image in images:  # one by one: each is of its own size, and may be large
         given, chosen = photograph(image), torch.zeros(1, dtype=torch.int64)
         with torch.no_grad():
             chances, theta = judged(network, settings, cell.data.size, given, chosen)
@@ -41,11 +43,14 @@ def predict(
         ]
         answers.append(", ".join(f"{name} ({100 * chance:.0f} %)" for name, chance in said))
         likeliest.append(said[0][0])
-        thetas.append(theta)
-        shown.append(as_shown(views_of(settings, SEEN), given, chosen))
+        if len(shown) < DRAWN:
+            thetas.append(theta)
+            shown.append(as_shown(views_of(settings, SEEN), given, chosen))
     if cell.model.transformer is None:
         return answers, None
-    captions = [(f"{name}\n{found}", INK) for name, found in zip(names, likeliest, strict=True)]
+    captions = [
+        (f"{shortened(name, LETTERS)}\n{found}", INK) for name, found in zip(names, likeliest, strict=True)
+    ]
     looks = corners(family_of(cell.model, cell.data), torch.cat(thetas))
     found = Shown(torch.cat(shown), looks, None, captions)
     return answers, pictures_of_birds.windows(found, cell.model.name, cell.data.kind)

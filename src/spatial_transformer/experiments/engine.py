@@ -82,15 +82,19 @@ class Training:
         transforms = job.cell.model.transformer is not None
         self.images = self.run.first_images(probes.WATCHED) if transforms else None  # that are watched
         self.failure: str | None = None
+        self.saved = False  # in this process, so that it is known how long it takes
         if job.checkpoint.exists():
             self.go_on(checkpoints.load(job.checkpoint))
         else:
             self.watch()
 
     def go_on(self, kept: Checkpoint) -> None:
-        if kept.identity != self.identity:
+        # Older than a setting, it has its default, as records have: what was done before there was a choice.
+        defaults = {field.name: field.default for field in dataclasses.fields(self.settings)}
+        before = {name: value for name, value in defaults.items() if name in self.identity} | kept.identity
+        if before != self.identity:
             raise CheckpointError(
-                f"{self.job.checkpoint} is of another run ({differences(kept.identity, self.identity)}): "
+                f"{self.job.checkpoint} is of another run ({differences(before, self.identity)}): "
                 "remove it to begin anew"
             )
         try:
@@ -137,6 +141,7 @@ class Training:
         curve = [dataclasses.asdict(point) for point in self.curve]
         state = Checkpoint(self.run.state(), self.seconds, curve, self.watched, self.commits, self.identity)
         checkpoints.save(state, self.job.checkpoint)
+        self.saved = True
 
     def finish(self) -> Record:
         """The record, written; last of all, since it says that the rest is there."""
@@ -296,7 +301,9 @@ def train(
             now = time.monotonic()
             spare = 2 * (saving + max(PATIENCE, seconds))  # for another such look, and what it saves
             stopping = stop() or now + spare > deadline  # asked once: it may change
-            if stopping or now - saved > save_every:
+            # Before a deadline the first time comes at once: only then is it known how long it takes.
+            untried = deadline < math.inf and not all(training.saved for training in trainer.under_way)
+            if stopping or untried or now - saved > save_every:
                 trainer.save()
                 saved = time.monotonic()
                 saving = saved - now

@@ -22,9 +22,11 @@ GROUND = "#2b303b"  # around an image: none of its own colours
 INK, FAINT = "#20242c", "#6b7280"
 RIGHT, WRONG = "#1a7f37", "#c62828"
 DPI = 120
+DRAWN = 48  # pictures of one's own on a page: matplotlib refuses pages of thousands
 
-# Inches: for the names of rows, at the end, between panels, and between groups of them.
-LEFT, END, BETWEEN, APART = 0.5, 0.08, 0.07, 0.3
+# Inches: for the names of rows, at the end, between panels, between groups of them, and for what is written
+# between those that follow below.
+LEFT, END, BETWEEN, APART, WRITTEN = 0.5, 0.08, 0.07, 0.3, 0.75
 
 
 def figure(width: float, height: float) -> Any:
@@ -33,20 +35,40 @@ def figure(width: float, height: float) -> Any:
 
 
 def panels(
-    rows: Sequence[str], columns: int, side: float, *, above: float, below: float, group: int | None = None
-) -> tuple[Any, Any]:
-    """A figure and its square panels [rows, columns], in groups of so many columns; all in inches."""
-    lefts = [LEFT + at * (side + BETWEEN) + (at // group * APART if group else 0) for at in range(columns)]
+    rows: Sequence[str], columns: int, side: float, *, above: float, below: float,
+    group: int | None = None, most: int | None = None,
+) -> tuple[Any, Any]:  # fmt: skip
+    """A figure and its square panels [rows, columns], in groups of so many columns; all in inches.
+
+    most: columns beside one another; those beyond follow below, with all their rows.
+    """
+    most = columns if most is None else min(most, columns)
+    lefts = [LEFT + at * (side + BETWEEN) + (at // group * APART if group else 0) for at in range(most)]
     width = lefts[-1] + side + END
-    height = above + len(rows) * (side + BETWEEN) - BETWEEN + below
+    block = len(rows) * (side + BETWEEN) - BETWEEN + WRITTEN
+    height = above + block * -(-columns // most) - WRITTEN + below
     made = figure(width, height)
     table = np.empty((len(rows), columns), dtype=object)
     for row, name in enumerate(rows):
-        bottom = height - above - (row + 1) * side - row * BETWEEN
-        for column, left in enumerate(lefts):
+        for column in range(columns):
+            left, top = lefts[column % most], above + column // most * block
+            bottom = height - top - (row + 1) * side - row * BETWEEN
             table[row, column] = made.add_axes((left / width, bottom / height, side / width, side / height))
-        table[row, 0].set_ylabel(name, fontsize=10, color=INK)
+        for axes in table[row, ::most]:
+            axes.set_ylabel(name, fontsize=10, color=INK)
     return made, table
+
+
+def shortened(text: str, most: int) -> str:
+    """With what is in the middle left out, so that it has so many letters at most.
+
+    >>> shortened("a picture of our house.jpg", 15)
+    'a pictu…use.jpg'
+    """
+    if len(text) <= most:
+        return text
+    first = most // 2
+    return f"{text[:first]}…{text[first + 1 - most :]}"
 
 
 def entitle(made: Any, title: str, footer: str) -> None:
@@ -56,8 +78,10 @@ def entitle(made: Any, title: str, footer: str) -> None:
     made.text(left, 0.08 / height, footer, va="bottom", fontsize=8.5, color=FAINT)
 
 
-def panel(axes: Any, image: Tensor, *, brightest: float = 1.0) -> None:
-    axes.imshow(image.numpy(), cmap="gray", vmin=0, vmax=brightest, interpolation="nearest")
+def panel(axes: Any, image: Tensor, *, brightest: float = 1.0, smooth: bool = False) -> None:
+    """smooth: of images that have more pixels than their place on the page."""
+    shown = "hanning" if smooth else "nearest"
+    axes.imshow(image.numpy(), cmap="gray", vmin=0, vmax=brightest, interpolation=shown)
     axes.set(xticks=[], yticks=[])
     for side in axes.spines.values():
         side.set_visible(False)

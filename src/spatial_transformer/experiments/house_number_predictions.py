@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,32 +13,36 @@ from ..families import Affine
 from ..sampling import warp
 from . import house_number_runs, house_numbers
 from .checkpoints import Weights
-from .figures import INK, entitle
+from .figures import DRAWN, INK, entitle, shortened
 from .pictures_of_house_numbers import looks, written
 from .spec import Cell
 
+LETTERS = 18  # of a name above a picture
+
 
 def predict(
-    cell: Cell, weights: Weights, images: Sequence[Tensor], names: Sequence[str]
+    cell: Cell, weights: Weights, images: Iterable[Tensor], names: Sequence[str]
 ) -> tuple[list[str], Any]:
     """The number on each picture uint8 [3, H, W] with its probability, and a figure of where the transformers
-    look; None without any."""
+    look on the first of them; None without any."""
     network = house_number_runs.build(cell)
     network.load_state_dict(weights.tensors)
-    pixels = torch.stack([resized(image, cell.data.size) for image in images])
-    with torch.no_grad():
-        scores, theta = network(house_numbers.normalised(pixels), return_theta=True)
-    likely, numbers = scores.softmax(2).max(2)
-    answers = [
-        f"{written(number) or 'no number'} ({100 * float(chance):.0f} % sure)"
-        for number, chance in zip(numbers, likely.prod(1), strict=True)
-    ]
-    if not theta.shape[1]:
+    answers, numbers, pixels, thetas = [], [], [], []
+    for image in images:  # one by one: they may be many, and large
+        crop = resized(image, cell.data.size)[None]
+        with torch.no_grad():
+            scores, theta = network(house_numbers.normalised(crop), return_theta=True)
+        likely, (number,) = scores.softmax(2).max(2)
+        answers.append(f"{written(number) or 'no number'} ({100 * float(likely.prod()):.0f} % sure)")
+        numbers.append(number)
+        pixels.append(crop)
+        thetas.append(theta)
+    if cell.model.transformer is None:
         return answers, None
-    figure, table = looks(pixels, theta)
-    for column, name, number in zip(table.T, names, numbers, strict=True):
-        column[0].set_title(name, fontsize=9, color=INK, pad=5)
-        column[1].set_xlabel(written(number), fontsize=13, color=INK)
+    figure, table = looks(*(torch.cat(many[:DRAWN]) for many in (pixels, thetas)))
+    for (above, below), name, number in zip(table.T, names, numbers, strict=False):
+        above.set_title(shortened(name, LETTERS), fontsize=9, color=INK, pad=5)
+        below.set_xlabel(written(number), fontsize=13, color=INK)
     entitle(figure, cell.model.name, cell.data.kind)
     return answers, figure
 

@@ -36,7 +36,13 @@ def build(cell: Cell) -> house_numbers.Network:
         [max(1, round(cell.settings.width * count)) for count in counts]
         for counts in (house_numbers.FILTERS, house_numbers.UNITS)
     )
-    return house_numbers.build(cell.model.name, cell.data.size, filters=filters, units=units)
+    return house_numbers.build(
+        cell.model.name,
+        cell.data.size,
+        filters=filters,
+        units=units,
+        dropout=cell.settings.dropout_rise == 0,
+    )
 
 
 class HouseNumberRun(Descent):
@@ -54,6 +60,8 @@ class HouseNumberRun(Descent):
             decay=settings.weight_decay,
         )
         self.settings = settings
+        if settings.dropout_rise:
+            self.network.dropout = torch.zeros((), device=self.device)  # as of ``set_rate``
         self.trained = fast(self.network) if self.mixed else self.network  # of the same parameters
         self.trained_on = data.name
         train, test = data.train, data.test
@@ -102,6 +110,8 @@ class HouseNumberRun(Descent):
         super().set_rate()
         learn = self.step_number >= self.settings.localiser_start
         self.rates[LOCALISERS].fill_(self.settings.localiser_rate if learn else 0.0)
+        if isinstance(self.network.dropout, Tensor):
+            self.network.dropout.fill_(house_numbers.DROPOUT * self.settings.dropped(self.step_number))
 
     @torch.no_grad()
     def tested(self) -> Tested:

@@ -62,10 +62,13 @@ class Network(nn.Module):
     stream, so that a run that is resumed drops what it would have dropped; without one nothing is dropped.
     """
 
+    dropout: float | Tensor  # share that is dropped; a tensor where it changes as training goes on
+
     def __init__(
         self, transformers: Sequence[SpatialTransformer], layers: Sequence[nn.Module], features: int
     ) -> None:
         super().__init__()
+        self.dropout = DROPOUT
         self.transformers = nn.ModuleList(transformers)
         self.layers = nn.ModuleList(layers)
         self.places = nn.Linear(features, DIGITS * CLASSES)  # five parallel fc[11], as one product
@@ -90,9 +93,9 @@ class Network(nn.Module):
                 signal, theta = self.transformers[number](signal, return_theta=True)
                 found.append(theta)
             if number > WITHOUT_DROPOUT:  # what comes from the layer before
-                signal = networks.dropped(signal, DROPOUT, random)
+                signal = networks.dropped(signal, self.dropout, random)
             signal = layer(signal)
-        signal = networks.dropped(signal, DROPOUT, random)
+        signal = networks.dropped(signal, self.dropout, random)
         scores = self.places(signal).unflatten(1, (DIGITS, CLASSES))
         return (scores, torch.cat(found, dim=1)) if return_theta else scores
 
@@ -113,9 +116,16 @@ def normalised(pixels: Tensor) -> Tensor:
 
 
 def build(
-    model: str, size: int, *, filters: Sequence[int] = FILTERS, units: Sequence[int] = UNITS
+    model: str,
+    size: int,
+    *,
+    filters: Sequence[int] = FILTERS,
+    units: Sequence[int] = UNITS,
+    dropout: bool = True,
 ) -> Network:
     """One of ``MODELS`` for images of ``size`` px, freshly initialised.
+
+    dropout: whether training begins with it, which weights start for.
 
     >>> build("ST-CNN Multi", 64, filters=[8] * 8, units=[32]).theta(torch.rand(2, 3, 64, 64)).shape
     torch.Size([2, 24])
@@ -132,7 +142,7 @@ def build(
     else:
         localisers = []
     channels, extent = seen[-1]
-    layers = [*convolutions(filters), *fully_connected(channels * extent**2, units)]
+    layers = [*convolutions(filters, dropout), *fully_connected(channels * extent**2, units, dropout)]
     return Network([transformer(localiser) for localiser in localisers], layers, units[-1])
 
 
@@ -144,20 +154,22 @@ def maps(size: int, filters: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip((COLOURS, *filters), sizes, strict=True))
 
 
-def convolutions(filters: Sequence[int]) -> list[nn.Sequential]:
+def convolutions(filters: Sequence[int], dropout: bool) -> list[nn.Sequential]:
     """conv[N,5,1,2] with rectifiers, and max[2] after some."""
     layers = []
     for number, (before, after) in enumerate(pairwise((COLOURS, *filters))):
-        weights = started(nn.Conv2d(before, after, 5, padding=2), dropout=number > WITHOUT_DROPOUT)
+        weights = started(
+            nn.Conv2d(before, after, 5, padding=2), dropout=dropout and number > WITHOUT_DROPOUT
+        )
         pool = [nn.MaxPool2d(2)] if number in POOLED else []
         layers.append(nn.Sequential(weights, nn.ReLU(), *pool))
     return layers
 
 
-def fully_connected(features: int, units: Sequence[int]) -> list[nn.Sequential]:
+def fully_connected(features: int, units: Sequence[int], dropout: bool) -> list[nn.Sequential]:
     """fc[N] with rectifiers."""
     return [
-        nn.Sequential(nn.Flatten(), started(nn.Linear(before, after), dropout=True), nn.ReLU())
+        nn.Sequential(nn.Flatten(), started(nn.Linear(before, after), dropout=dropout), nn.ReLU())
         for before, after in pairwise((features, *units))
     ]
 

@@ -24,6 +24,7 @@ from .display import duration
 from .encoders import anywhere
 from .extra import extra
 from .interrupts import asked_to_stop
+from .own_pictures import in_colour
 from .tasks import AUTO
 from .training import INTERRUPTED, device_of
 
@@ -42,7 +43,6 @@ COMMON = 90.0  # percent: between pictures with and without an object in common 
 SAY_EVERY = 5.0  # seconds
 KINDS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif")
 LINE = "#ff5a36"
-GREY = (128, 128, 128, 255)  # behind what is transparent
 
 
 class Picture(NamedTuple):
@@ -179,34 +179,10 @@ def read(folder: Path) -> list[Picture]:
 
 
 def opened(path: Path) -> Picture:
-    image_module = extra("PIL.Image")
-    try:
-        upright = in_colour(path)
-    except (OSError, ValueError, SyntaxError, image_module.DecompressionBombError) as error:
-        raise ValueError(f"{path} cannot be read as a picture: {error}") from error
-    small = upright.resize((SIZE, SIZE), image_module.Resampling.BOX)
+    upright = in_colour(path)
+    small = upright.resize((SIZE, SIZE), extra("PIL.Image").Resampling.BOX)
     pixels = torch.from_numpy(np.asarray(small).copy()).permute(2, 0, 1).float() / 255
     return Picture(path, upright.size, pixels)
-
-
-def in_colour(path: Path) -> Any:
-    """A picture upright, as RGB. Levels beyond 8 bits are spread from the darkest to the brightest that there
-    is, where Pillow would cut them off; what lies behind a transparent pixel is grey, whatever it holds."""
-    image_module = extra("PIL.Image")
-    with image_module.open(path) as file:
-        upright = extra("PIL.ImageOps").exif_transpose(file)
-    if upright.mode.startswith(("I", "F")):
-        levels = np.asarray(upright, dtype=np.float64)
-        darkest, brightest = levels.min(), levels.max()
-        if not np.isfinite([darkest, brightest]).all():
-            raise ValueError("it has pixels that are no numbers")
-        spread = (levels - darkest) * (255 / max(brightest - darkest, 1e-12))
-        upright = image_module.fromarray(spread.round().astype(np.uint8))
-    if upright.has_transparency_data:
-        clear = upright.convert("RGBA")
-        ground = image_module.new("RGBA", clear.size, GREY)
-        upright = image_module.alpha_composite(ground, clear)
-    return upright.convert("RGB")
 
 
 def trained(pictures: list[Picture], given: argparse.Namespace, stop: Any) -> Found:

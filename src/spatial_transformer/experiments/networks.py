@@ -20,6 +20,8 @@ from .data.random_numbers import BITS, RandomNumbers
 from .extra import with_triton
 from .spec import CLASSES, Cell, Data, DigitSettings, Model
 
+COARSE = 8  # bits that tell whether something is dropped, where the share is on the device
+
 MEAN, DEVIATION = 0.1307, 0.3081  # of the pixels of MNIST's training digits
 PROJECTED_MEAN, PROJECTED_DEVIATION = 0.455, 1.89  # of their volumes, summed along z
 
@@ -235,16 +237,18 @@ def orthogonal(module: nn.Module) -> None:
             nn.init.zeros_(layer.bias)
 
 
-def dropped(signal: Tensor, share: float, random: RandomNumbers | None) -> Tensor:
+def dropped(signal: Tensor, share: float | Tensor, random: RandomNumbers | None) -> Tensor:
     """Dropout out of a run's own random numbers; without them the signal as it is. torch's own takes numbers
     that no checkpoint has, and that differ between devices. [N, C, ...]
 
-    A random number has 24 bits, each as good as any. A half is a matter of one: a number serves 24 places.
+    A random number has 24 bits, each as good as any. A half is a matter of one: a number serves 24 places. A
+    share on the device, which may change between the steps of a captured graph, is counted in 256ths: three.
     Places are gone through channels last, as maps lie in memory on a GPU.
     """
     if random is None:
         return signal
-    count, bits = signal.numel(), 1 if share == 0.5 else BITS
+    count = signal.numel()
+    bits = COARSE if isinstance(share, Tensor) else 1 if share == 0.5 else BITS
     numbers = random.uniform(-(-count // (BITS // bits)))
     kernels = with_triton("dropout_triton", __package__) if signal.is_cuda else None
     if kernels is not None:

@@ -14,13 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..coordinates import to_pixels
 from ..family import Family
 from . import pictures, probes
 from .data import birds as cub
 from .data.bird_views import Photographs, Views, photographs
 from .data.birds import Birds
 from .extra import extra
-from .figures import BETWEEN, LEFT, RIGHT, WRONG, entitle, figure, panel
+from .figures import BETWEEN, LEFT, RIGHT, WRONG, entitle, figure, panel, zoom_out
+from .lattices import reach
 from .pictures import Base, Trained, of_each_run
 from .probes import Probe, ProbeError
 from .results import Wanted
@@ -101,16 +103,17 @@ def species(name: str) -> str:
 
 def windows(given: Shown, title: str, footer: str) -> Any:
     """The images with the windows on them, and dashed the bird's box, which no training sees, where it is
-    known; below each its caption."""
+    known; below each its caption. Around the images is as much ground as windows that leave them need."""
     made, table = squares(len(given.images))
+    half = reach(in_pixels(given.corners), SEEN)
     for number, axes in enumerate(table):
-        panel(axes, given.images[number])
+        panel(axes, given.images[number], smooth=True)
         if given.boxes is not None:
-            (left, top), (right, bottom) = pixels(given.boxes[number].reshape(2, 2))
+            (left, top), (right, bottom) = in_pixels(given.boxes[number].reshape(2, 2)).tolist()
             outline(axes, [(left, top), (right, top), (right, bottom), (left, bottom)], "white", 1.0, "--")
         for window, colour in zip(given.corners[number], COLOURS, strict=False):
-            outline(axes, pixels(window), colour, 2.2, "-")
-        axes.set(xlim=(-0.5, SEEN - 0.5), ylim=(SEEN - 0.5, -0.5))
+            outline(axes, in_pixels(window).tolist(), colour, 2.2, "-")
+        zoom_out(axes, SEEN, half)
         text, colour = given.captions[number]
         axes.set_xlabel(text, fontsize=7, color=colour, labelpad=3)
     entitle(made, title, footer)
@@ -131,10 +134,9 @@ def squares(count: int) -> tuple[Any, list[Any]]:
     return made, [made.add_axes(share) for share in shares]
 
 
-def pixels(points: Tensor) -> Sequence[Sequence[float]]:
+def in_pixels(points: Tensor) -> Tensor:
     """Points from -1 to 1 as matplotlib counts pixels: from the middle of the first one."""
-    found: list[list[float]] = ((points + 1) * (SEEN / 2) - 0.5).tolist()
-    return found
+    return to_pixels(points, (SEEN, SEEN))
 
 
 def outline(axes: Any, corners: Sequence[Sequence[float]], colour: str, width: float, style: str) -> None:
@@ -146,7 +148,7 @@ def outline(axes: Any, corners: Sequence[Sequence[float]], colour: str, width: f
 
 def caption(true: str, predicted: str) -> tuple[str, str]:
     """The true species, and where it was taken for another one that one too; and its colour."""
-    return (true, RIGHT) if true == predicted else (f"{true}\ntaken for {predicted}", WRONG)
+    return (f"{true} ✓", RIGHT) if true == predicted else (f"{true}\n✗ {predicted}", WRONG)
 
 
 def cases(one: Trained, birds: Birds, base: Base) -> Any:
@@ -154,7 +156,8 @@ def cases(one: Trained, birds: Birds, base: Base) -> Any:
     found = shown(
         one.probe, probes.path_of(one.result.path), birds, views_of(one.result.record.settings), one.family
     )
-    return windows(found, f"Where the {one.cell.model.name} looks; dashed: the bird's box", one.footer)
+    title = f"Where the {one.cell.model.name} looks; dashed: the bird's box; ✗: what it took the bird for"
+    return windows(found, title, one.footer)
 
 
 def load(wanted: Wanted, data_dir: Path | None) -> Birds:

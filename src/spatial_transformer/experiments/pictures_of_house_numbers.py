@@ -25,6 +25,7 @@ from .results import Wanted
 PICTURES = ("cases", "curves")
 
 SIDE = 1.35  # inches of an image
+BESIDE = 8  # images beside one another
 
 
 def written(label: Any) -> str:
@@ -62,7 +63,7 @@ def looks(pixels: Tensor, theta: Tensor) -> tuple[Any, Any]:
     what is to be seen through these. pixels uint8 [N, 3, size, size], theta [N, transformers * 6]"""
     together = house_numbers.multiplied_out(theta).flatten(1)
     size = pixels.shape[-1]
-    made, table = panels(("input and box", "output"), len(pixels), SIDE, above=0.68, below=0.8)
+    made, table = panels(("input and box", "output"), len(pixels), SIDE, above=0.68, below=0.8, most=BESIDE)
     lattices = lattice(Affine(), together, size)
     half = reach(lattices, size)
     outputs = through(pixels, together)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from . import bird_predictions, checkpoints, figures, house_number_predictions
 from .arguments import file_to_read, picture_to_write
 from .catalogue import EXPERIMENTS
 from .checkpoints import CheckpointError, Weights
-from .extra import extra
+from .own_pictures import in_colour
 from .spec import Cell
 
 # A cell, its weights, pictures uint8 [3, H, W] and their names -> an answer for each, in words, and a figure
-# of where the transformers look, None where there are none. RuntimeError where the weights do not fit.
-Predicts = Callable[[Cell, Weights, Sequence[Tensor], Sequence[str]], tuple[list[str], Any]]
+# of where the transformers look on the first ``DRAWN``, None where there are none. RuntimeError where the
+# weights do not fit.
+Predicts = Callable[[Cell, Weights, Iterable[Tensor], Sequence[str]], tuple[list[str], Any]]
 
 # By task.
 PREDICTS: dict[str, Predicts] = {
@@ -61,7 +62,7 @@ def run(given: argparse.Namespace) -> int:
     if cell.task.name not in PREDICTS:
         known = ", ".join(name for name, one in EXPERIMENTS.items() if one.task.name in PREDICTS)
         raise ValueError(f"{given.weights} is of {cell.experiment}: there are predictions of {known} alone")
-    images = [opened(path) for path in given.images]
+    images = (opened(path) for path in given.images)  # as they are needed: photographs are large
     try:
         names = [path.name for path in given.images]
         answers, figure = PREDICTS[cell.task.name](cell, weights, images, names)
@@ -71,7 +72,8 @@ def run(given: argparse.Namespace) -> int:
         print(f"{path}: {answer}")
     if figure is not None:
         figures.save(figure, given.out)
-        print(given.out)
+        more = len(given.images) - figures.DRAWN
+        print(f"{given.out} (without the last {more:,})" if more > 0 else given.out)
     return 0
 
 
@@ -83,13 +85,5 @@ def cell_of(weights: Weights) -> Cell:
 
 
 def opened(path: Path) -> Tensor:
-    """A picture in colour. uint8 [3, H, W]"""
-    module = extra("PIL.Image")
-    try:
-        with module.open(path) as file:
-            pixels = np.array(file.convert("RGB"))
-    except FileNotFoundError:
-        raise
-    except (OSError, SyntaxError, ValueError, module.DecompressionBombError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error  # SyntaxError is Pillow's
-    return torch.from_numpy(pixels).permute(2, 0, 1)
+    """A picture as networks take it. uint8 [3, H, W]"""
+    return torch.from_numpy(np.array(in_colour(path))).permute(2, 0, 1)

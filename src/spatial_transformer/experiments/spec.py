@@ -157,7 +157,8 @@ class Claim:
 
     text: str
     pairs: tuple[tuple[str, str], ...]  # of names of cells
-    within: float | None = None  # points by which the first may err more; None: it must err less
+    # Points by which the first may err more, or, below 0, must err less; None: it must err less at all.
+    within: float | None = None
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def grid(experiment: Experiment, cells: Mapping[str, Summary]) -> list[str]:
     quoted = [
         [
             f"{who}, quoted",
-            *(NONE if error is None else f"/ {printed(error, experiment.prints):.1f}" for error in errors),
+            *("" if error is None else f"/ {printed(error, experiment.prints):.1f}" for error in errors),
         ]
         for who, errors in experiment.quoted.items()
     ]
@@ -151,8 +151,8 @@ def spread(values: Sequence[float]) -> str:
 def measures(experiment: Experiment, found: Mapping[str, Sequence[Result]]) -> str:
     """What was measured besides the error, a row for each cell that has any of it, and what it is."""
     lines = []
-    for cell, results in found.items():
-        known = [one.record.measures for one in results if one.record.status == "done"]
+    for cell in (cell.name for cell in experiment.cells):
+        known = [one.record.measures for one in found.get(cell, []) if one.record.status == "done"]
         values = [[each[name] for each in known if name in each] for name in experiment.measures]
         if any(values):
             lines.append([cell, *(spread(some) if some else NONE for some in values)])

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 
 from ..spec import Claim, Data, Experiment, Model, Settings, Task
 
+RISES = 16  # in so many parts dropout comes in, where it does not come at once: all of them 256ths
+
 # The most frequent number of the test set is 3 % of it.
 TASK = Task("house numbers", "SVHN", stuck=95.0)
 
@@ -40,6 +42,7 @@ class HouseNumberSettings(Settings):
     weight_decay: float = 0.0005
     localiser_rate: float = 0.1  # of the base learning rate
     localiser_start: int = 3000  # step from which on localisers learn
+    dropout_rise: int = 0  # steps over which dropout comes in; 0: all of it from the first step on
     extra: int = 0  # 1: trained on the extra images, too
     width: float = 1.0  # filters and units, of the paper's
     # Augmentation, uniform between so much either way: degrees; the logarithm of the scale of each axis; of
@@ -54,15 +57,24 @@ class HouseNumberSettings(Settings):
         for name in ("weight_decay", "localiser_rate", "rotation", "scaling", "shift", "contrast"):
             if not 0 <= getattr(self, name) < 180:
                 raise ValueError(f"{name} must be at least 0 and less than 180, got {getattr(self, name)}")
-        if self.localiser_start < 0:
-            raise ValueError(f"localiser_start must be at least 0, got {self.localiser_start}")
+        for name in ("localiser_start", "dropout_rise"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.extra not in (0, 1):
             raise ValueError(f"extra must be 0 or 1, got {self.extra}")
         if not 0 < self.width <= 8:
             raise ValueError(f"width must be more than 0 and at most 8, got {self.width}")
 
     def turns(self) -> set[int]:
-        return super().turns() | ({self.localiser_start} if 0 < self.localiser_start < self.steps else set())
+        rises = {-(-part * self.dropout_rise // RISES) for part in range(1, RISES + 1)}
+        own = {self.localiser_start, *rises}
+        return super().turns() | {step for step in own if 0 < step < self.steps}
+
+    def dropped(self, step: int) -> float:
+        """How much of the dropout there is at a step, from 0 to 1."""
+        if step >= self.dropout_rise:
+            return 1.0
+        return step * RISES // self.dropout_rise / RISES
 
     @property
     def moves(self) -> bool:
