@@ -304,7 +304,7 @@ def test_a_share_on_the_device_is_dropped(share):
     assert random.state() == 16_000  # one number for three places
     assert left.unique().tolist() == pytest.approx([0.0, 1 / (1 - share)] if share else [1.0])
     assert (left == 0).double().mean().item() == pytest.approx(share, abs=0.01)
-    halves = torch.ones(4, dtype=torch.bfloat16)
+    halves = torch.ones(4, 1, dtype=torch.bfloat16)
     assert networks.dropped(halves, torch.tensor(share), random).dtype == torch.bfloat16
 
 
