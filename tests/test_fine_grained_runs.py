@@ -33,6 +33,7 @@ from spatial_transformer.experiments.data import backbones, places
 from spatial_transformer.experiments.data.bird_views import Views
 from spatial_transformer.experiments.efficientnet_lite import SCALES, Features
 from spatial_transformer.experiments.fine_grained_runs import BirdSet, FineGrainedRun, norms
+from spatial_transformer.experiments.jobs import placed
 from spatial_transformer.experiments.lockstep import Lockstep
 from spatial_transformer.experiments.paper.birds import CHOICES, BirdSettings
 from spatial_transformer.experiments.spec import Cell, Data, Model
@@ -438,7 +439,7 @@ def test_a_stopped_run_is_continued(flock, backbone, monkeypatch, tmp_path):
     given = BirdSet("birds", flock, lambda name: backbone)
     patient = dataclasses.replace(EXPERIMENTS["birds"].task, stuck=None)
     made = dataclasses.replace(cell(crops=2, size=2 * SIDE, steps=9, curve=3), task=patient)
-    (whole,) = engine.jobs([made], [0], Path("results"), Path("runs"))
+    (whole,) = placed([made], [0], Path("results"), Path("runs"))
     engine.train([whole], given, CPU)
     monkeypatch.setattr(engine, "PATIENCE", 0.0)  # a step at a time
     stopped = whole._replace(record=Path("other/r.json"), checkpoint=Path("other/c"))

@@ -32,6 +32,7 @@ from spatial_transformer.experiments.data import svhn  # noqa: E402
 from spatial_transformer.experiments.data.random_numbers import RandomNumbers  # noqa: E402
 from spatial_transformer.experiments.engine import Outcome  # noqa: E402
 from spatial_transformer.experiments.house_number_runs import HouseNumberRun  # noqa: E402
+from spatial_transformer.experiments.jobs import placed  # noqa: E402
 from spatial_transformer.experiments.lockstep import Lockstep  # noqa: E402
 from spatial_transformer.experiments.paper.svhn import HouseNumberSettings  # noqa: E402
 
@@ -373,7 +374,7 @@ def test_from_archives_to_a_table(tmp_path, capsys, monkeypatch):
 
 def test_a_stopped_run_is_continued(numbers, monkeypatch):
     monkeypatch.setattr(engine, "PATIENCE", 0.0)  # a step at a time
-    (whole,) = engine.jobs([cell("64px/ST-CNN Multi")], [0], Path("results"), Path("runs"))
+    (whole,) = placed([cell("64px/ST-CNN Multi")], [0], Path("results"), Path("runs"))
     engine.train([whole], numbers, CPU)
     stopped = whole._replace(record=Path("other/r.json"), checkpoint=Path("other/c"))
     looks = iter(range(2))
@@ -389,7 +390,7 @@ def test_a_stopped_run_is_continued(numbers, monkeypatch):
 def test_chance_is_that_of_numbers(numbers):
     learns_nothing = cell("64px/CNN", learning_rate=1e-9).settings
     made = dataclasses.replace(CELLS["64px/CNN"], settings=learns_nothing)  # with its own notion of it
-    (job,) = engine.jobs([made], [0], Path("results"), Path("runs"))
+    (job,) = placed([made], [0], Path("results"), Path("runs"))
     (record,) = engine.train([job], numbers, CPU).records
     assert record.error > made.task.stuck == 95
     assert record.reason == f"stuck at chance: {record.error:.1f} % of the answers are wrong"

@@ -11,10 +11,9 @@ import dataclasses
 import datetime
 import functools
 import math
-import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -24,44 +23,15 @@ from torch import Tensor
 
 from . import checkpoints, networks, probes, provenance, records, tasks
 from .checkpoints import Checkpoint, CheckpointError
-from .extra import extra
 from .interrupts import Stop, Stopped
+from .jobs import Job, locked
 from .lockstep import Lockstep
 from .records import Point, Record
-from .spec import Cell, Settings
+from .spec import Settings
 from .tasks import Dataset
 
 SAVE_EVERY = 30.0  # seconds
 PATIENCE = 0.5  # seconds between looks at the clock
-
-
-class Job(NamedTuple):
-    """A cell and a seed, and the files that belong to them."""
-
-    cell: Cell
-    seed: int
-    record: Path
-    checkpoint: Path
-    variant: str = ""  # what sets it apart from others of the same cell and seed
-
-    @property
-    def name(self) -> str:
-        return f"{self.run}, {self.variant}" if self.variant else self.run
-
-    @property
-    def run(self) -> str:
-        return f"{self.cell.name}, seed {self.seed}"
-
-    @property
-    def locks(self) -> list[Path]:
-        """Beside the record and beside the checkpoint, since commands may share either folder alone: who
-        writes these must hold both."""
-        return [path.with_name(f".{path.name}.lock") for path in (self.record, self.checkpoint)]
-
-    @property
-    def weights(self) -> Path:
-        """The trained network's."""
-        return self.checkpoint.with_name(f"{self.record.stem}.safetensors")
 
 
 class Training:
@@ -233,38 +203,6 @@ class Outcome(NamedTuple):
     refused: list[str]  # a sentence for each job whose checkpoint is not gone on from
 
 
-def jobs(
-    cells: Sequence[Cell],
-    seeds: Sequence[int],
-    results: Path,
-    checkpoints: Path,
-    changed: Callable[[Cell], Mapping[str, Any]] = lambda cell: {},
-) -> list[Job]:
-    """A job for each cell and seed, with its places; cells with the same place are one.
-
-    changed: what sets a cell's run apart from that of the table, by name.
-    """
-    found = dict[Path, Job]()
-    names = varied(cells)
-    for seed in seeds:
-        for cell in cells:
-            record = records.path_of(results, cell.experiment, cell.name, seed, dict(changed(cell)))
-            checkpoint = checkpoints / cell.experiment / f"{record.stem}.checkpoint.safetensors"
-            variant = " ".join(f"{name}={getattr(cell.settings, name)}" for name in names)
-            found.setdefault(record, Job(cell, seed, record, checkpoint, variant))
-    return list(found.values())
-
-
-def varied(cells: Sequence[Cell]) -> list[str]:
-    """The settings in which some cells differ from others of the same name."""
-    first = {cell.name: vars(cell.settings) for cell in reversed(cells)}
-    return [
-        name
-        for name in vars(cells[0].settings)
-        if any(vars(cell.settings)[name] != first[cell.name][name] for cell in cells)
-    ]
-
-
 def train(
     jobs: Sequence[Job],
     data: Dataset,
@@ -393,19 +331,3 @@ class Trainer(ExitStack):
     def outcome(self) -> Outcome:
         left = [*(one.job for one in self.under_way), *self.waiting]
         return Outcome(self.records, self.busy, left, self.refused)
-
-
-def locked(job: Job) -> ExitStack | None:
-    """The locks on a job, held until they are closed; None where another process holds one of them."""
-    filelock = extra("filelock")
-    for folder in (job.checkpoint.parent, job.record.parent):  # not found out after hours of training
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(f"{folder} cannot be written to")
-    with ExitStack() as held:
-        for path in job.locks:
-            try:
-                held.enter_context(filelock.FileLock(path).acquire(timeout=0))
-            except filelock.Timeout:
-                return None
-        return held.pop_all()
