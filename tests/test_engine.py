@@ -18,8 +18,8 @@ safetensors = pytest.importorskip("safetensors.torch")
 
 from small_runs import SMALL, counted, jobs, same, stuck_at  # noqa: E402
 
-from spatial_transformer.experiments import checkpoints, engine, networks, probes, provenance, records  # noqa: E402
-from spatial_transformer.experiments.data.fixed_sets import fixed_set  # noqa: E402
+from spatial_transformer.experiments import checkpoints, engine, networks, probes, provenance, records, runs  # noqa: E402
+from spatial_transformer.experiments.data.fixed_sets import fixed_batches, fixed_set  # noqa: E402
 from spatial_transformer.experiments.display import Lines  # noqa: E402
 from spatial_transformer.experiments.lockstep import Lockstep  # noqa: E402
 from spatial_transformer.experiments.runs import Run  # noqa: E402
@@ -227,6 +227,71 @@ def test_a_run_stopped_at_its_last_step_is_finished_by_the_next(digits, monkeypa
     assert checkpoints.load(job.checkpoint).state.numbers["step"] == 3
     (record,) = engine.train([job], digits, CPU).records
     assert (record.status, record.steps, len(record.curve)) == ("done", 3, 3)
+
+
+class Clock:
+    """In the place of ``time``: as late as it is said to be."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+def test_a_run_is_saved_before_it_is_tested(digits, monkeypatch):
+    """Whatever ends the process meanwhile."""
+
+    def killed(run, stop):
+        raise KeyboardInterrupt
+
+    (job,) = jobs("R/FCN", steps=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "tested", killed)
+        with pytest.raises(KeyboardInterrupt):
+            engine.train([job], digits, CPU)
+    assert checkpoints.load(job.checkpoint).state.numbers["step"] == 3
+    goes_on_with_the_test_alone(job, digits, monkeypatch)
+
+
+@pytest.mark.parametrize("looks", [4, 5])
+def test_a_test_can_be_stopped(looks, digits, monkeypatch):
+    """Before each of its two batches; other runs are saved then."""
+    monkeypatch.setattr(engine, "PATIENCE", 0.0)
+    (job,), (other,) = jobs("R/FCN", steps=3), jobs("E/FCN")
+    outcome = engine.train([job, other], digits, CPU, at_once=2, stop=counted(looks))
+    assert (outcome.left, outcome.records) == ([job, other], [])
+    assert not job.record.exists()
+    assert [checkpoints.load(one.checkpoint).state.numbers["step"] for one in (job, other)] == [3, 3]
+    goes_on_with_the_test_alone(job, digits, monkeypatch)
+
+
+@pytest.mark.parametrize(("deadline", "tested"), [(39.0, False), (41.0, True)])
+def test_a_test_keeps_to_the_deadline(deadline, tested, digits, monkeypatch):
+    """Before each of its two batches it must leave time for twice what the last one took."""
+    clock = Clock()
+
+    def slow(*arguments, **options):
+        for part in fixed_batches(*arguments, **options):
+            clock.now += 10
+            yield part
+
+    (job,) = jobs("R/FCN", steps=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "time", clock)
+        patch.setattr(runs, "fixed_batches", slow)
+        outcome = engine.train([job], digits, CPU, deadline=deadline)
+    assert [record.cell for record in outcome.records] == ["R/FCN"] * tested
+    assert outcome.left == [job] * (not tested)
+    if not tested:
+        goes_on_with_the_test_alone(job, digits, monkeypatch)
+
+
+def goes_on_with_the_test_alone(job, digits, monkeypatch):
+    monkeypatch.setattr(Run, "step", lambda run: pytest.fail("it takes steps"))
+    (record,) = engine.train([job], digits, CPU).records
+    assert (record.status, record.steps, len(record.curve)) == ("done", 3, 3)
+    assert not job.checkpoint.exists()
 
 
 def test_a_passed_deadline_begins_nothing(digits):

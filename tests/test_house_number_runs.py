@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from data_files import write_numbers
+from small_runs import counted
 
 pytest.importorskip("filelock")
 safetensors = pytest.importorskip("safetensors.torch")
@@ -32,6 +33,7 @@ from spatial_transformer.experiments.data import svhn  # noqa: E402
 from spatial_transformer.experiments.data.random_numbers import RandomNumbers  # noqa: E402
 from spatial_transformer.experiments.engine import Outcome  # noqa: E402
 from spatial_transformer.experiments.house_number_runs import HouseNumberRun  # noqa: E402
+from spatial_transformer.experiments.interrupts import Stopped  # noqa: E402
 from spatial_transformer.experiments.jobs import placed  # noqa: E402
 from spatial_transformer.experiments.lockstep import Lockstep  # noqa: E402
 from spatial_transformer.experiments.paper.svhn import HouseNumberSettings  # noqa: E402
@@ -301,6 +303,16 @@ def test_two_runs_take_their_steps_together(numbers):
 
 
 # What it comes to
+
+
+def test_a_test_can_be_stopped(numbers, monkeypatch):
+    """Before each part of the ten images."""
+    monkeypatch.setattr(house_number_runs, "AT_ONCE", 4)
+    run = started("64px/CNN", numbers)
+    for looks in (1, 3):
+        with pytest.raises(Stopped):
+            run.tested(counted(looks))
+    assert run.tested(counted(4)).error == run.tested().error
 
 
 @pytest.mark.parametrize("name", ["64px/CNN", "64px/ST-CNN Multi"])

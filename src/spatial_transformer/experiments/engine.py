@@ -1,7 +1,7 @@
 """Cells trained: from their checkpoints on, until they are done or someone says stop.
 
-A cell's record is written when it is done or has failed, and its checkpoint at least once a minute until
-then: whatever ends the process loses no more. Locks keep two processes off one cell.
+A cell's record is written when it is done or has failed. Until then its checkpoint is, at least once a minute
+and before it is tested: whatever ends the process loses no more. Locks keep two processes off one cell.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class Training:
         transforms = job.cell.model.transformer is not None
         self.images = self.run.first_images(probes.WATCHED) if transforms else None  # that are watched
         self.failure: str | None = None
+        self.saved: int | None = None  # the step of its checkpoint
         if job.checkpoint.exists():
             self.go_on(checkpoints.load(job.checkpoint))
         else:
@@ -70,7 +71,7 @@ class Training:
             raise CheckpointError(
                 f"{self.job.checkpoint} does not fit ({error}): remove it to begin anew"
             ) from error
-        self.seconds, self.watched = kept.seconds, kept.watched
+        self.seconds, self.watched, self.saved = kept.seconds, kept.watched, self.run.step_number
         self.commits = list(dict.fromkeys([*kept.commits, *self.commits]))
 
     @property
@@ -104,15 +105,23 @@ class Training:
             self.watched.append((self.run.step_number, self.run.theta(self.images).cpu()))
 
     def save(self) -> None:
+        """Writes a checkpoint, unless it would be the last one again."""
+        if self.saved == self.run.step_number:
+            return
         curve = [dataclasses.asdict(point) for point in self.curve]
         state = Checkpoint(self.run.state(), self.seconds, curve, self.watched, self.commits, self.identity)
         checkpoints.save(state, self.job.checkpoint)
+        self.saved = self.run.step_number
 
-    def finish(self) -> Record:
-        """The record, written; last of all, since it says that the rest is there."""
+    def finish(self, stop: Stop) -> Record:
+        """The record, written; last of all, since it says that the rest is there.
+
+        stop: asked while it is tested, which raises ``Stopped``; it is saved by then.
+        """
         job, run, error, measures = self.job, self.run, None, dict[str, float]()
         if self.failure is None:
-            tested = run.tested()
+            self.save()  # a test takes minutes on a CPU
+            tested = run.tested(stop)
             error, measures = tested.error, tested.measures
             if job.cell.task.stuck is not None and error > job.cell.task.stuck:
                 self.failure = f"stuck at chance: {error:.1f} % of the answers are wrong"
@@ -221,26 +230,48 @@ def train(
     again: what has failed is trained anew; its record stays until there is another.
     deadline: of ``time.monotonic()``, by which all is to be saved.
     save_every: seconds between checkpoints.
-    stop: asked between steps.
+    stop: asked between steps, and between batches of a test.
     """
-
-    def stop_beginning() -> bool:
-        return stop() or time.monotonic() + 2 * PATIENCE > deadline
-
-    saved, saving = time.monotonic(), 0.0
-    with Trainer(jobs, data, device, at_once, again, stop_beginning, watcher or Nobody()) as trainer:
-        while trainer.ready(deadline):
-            seconds = trainer.advance()
-            now = time.monotonic()
-            spare = 2 * (saving + max(PATIENCE, seconds))  # for another such look, and what it saves
-            stopping = stop() or now + spare > deadline  # asked once: it may change
-            if stopping or now - saved > save_every:
-                trainer.save()
-                saved = time.monotonic()
-                saving = saved - now
-            if stopping:
-                break
+    limits, saved = Limits(deadline, stop), time.monotonic()
+    with Trainer(jobs, data, device, at_once, again, limits, watcher or Nobody()) as trainer:
+        try:
+            while trainer.ready():
+                limits.check(trainer.advance())
+                if time.monotonic() - saved > save_every:
+                    trainer.save()
+                    saved = time.monotonic()
+        except Stopped:
+            trainer.save()
         return trainer.outcome()
+
+
+class Limits:
+    """When to stop: where someone says so, and before a deadline, early enough for what is in hand and for
+    checkpoints."""
+
+    def __init__(self, deadline: float, stop: Stop) -> None:
+        self.deadline, self.stop = deadline, stop
+        self.saving = 0.0  # seconds that the last checkpoints took
+
+    def leave(self, seconds: float) -> bool:
+        """Whether there is time for what takes about so many seconds."""
+        return time.monotonic() + 2 * (self.saving + max(PATIENCE, seconds)) <= self.deadline
+
+    def check(self, seconds: float) -> None:
+        """Raises ``Stopped`` unless there is time for what took so many seconds once more."""
+        if self.stop() or not self.leave(seconds):
+            raise Stopped
+
+    def between_parts(self) -> Stop:
+        """To be asked before each of some parts that take about as long as one another."""
+        asked = time.monotonic()
+
+        def stop() -> bool:
+            nonlocal asked
+            before, asked = asked, time.monotonic()
+            return self.stop() or not self.leave(asked - before)
+
+        return stop
 
 
 class Trainer(ExitStack):
@@ -253,29 +284,33 @@ class Trainer(ExitStack):
         device: torch.device,
         at_once: int,
         again: bool,
-        stop_beginning: Stop,
+        limits: Limits,
         watcher: Watcher,
     ) -> None:
         super().__init__()
         self.data, self.device, self.at_once, self.again = data, device, at_once, again
-        self.stop_beginning, self.watcher = stop_beginning, watcher
+        self.limits, self.watcher = limits, watcher
         self.waiting, self.under_way = deque(jobs), list[Training]()
         self.records, self.busy, self.refused = list[Record](), list[Job](), list[str]()
         self.locks: dict[Path, ExitStack] = {}
         self.together: Lockstep | None = None  # made anew when others are under way
         self.chunk = 1  # steps between looks at the clock
 
-    def ready(self, deadline: float) -> bool:
-        """Finishes what is over and begins what there is room for; whether anything is under way then."""
+    def ready(self) -> bool:
+        """Finishes what is over and begins what there is room for; whether anything is under way then.
+
+        Raises ``Stopped`` where there is no time left for a test, or to begin.
+        """
         while True:
             for training in [training for training in self.under_way if training.over]:
                 self.finish(training)
-            if not self.waiting or len(self.under_way) >= self.at_once or time.monotonic() > deadline:
+            if (
+                not self.waiting
+                or len(self.under_way) >= self.at_once
+                or time.monotonic() > self.limits.deadline
+            ):
                 return bool(self.under_way)
-            try:
-                self.begin(self.waiting[0])
-            except Stopped:  # before there was anything of this one to be saved
-                return bool(self.under_way)
+            self.begin(self.waiting[0])
             self.waiting.popleft()
 
     def begin(self, job: Job) -> None:
@@ -292,7 +327,7 @@ class Trainer(ExitStack):
                 locks.close()
                 return
         try:
-            training = Training(job, self.data, self.device, self.stop_beginning)
+            training = Training(job, self.data, self.device, self.limits.between_parts())
         except CheckpointError as error:  # of this job alone: the others go on
             self.refused.append(f"{job.name}: {error}")
             locks.close()
@@ -303,7 +338,7 @@ class Trainer(ExitStack):
         self.watcher.began(self.under_way[-1])
 
     def finish(self, training: Training) -> None:
-        self.records.append(training.finish())
+        self.records.append(training.finish(self.limits.between_parts()))
         self.under_way.remove(training)
         self.locks.pop(training.job.record).close()
         self.together = None
@@ -325,8 +360,12 @@ class Trainer(ExitStack):
         return seconds
 
     def save(self) -> None:
+        """All that are under way; one that has failed would only fail again."""
+        begin = time.monotonic()
         for training in self.under_way:
-            training.save()
+            if training.failure is None:
+                training.save()
+        self.limits.saving = time.monotonic() - begin
 
     def outcome(self) -> Outcome:
         left = [*(one.job for one in self.under_way), *self.waiting]
