@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import subprocess
 import sys
@@ -352,6 +353,36 @@ def test_a_checkpoint_that_does_not_fit_stops_no_other_cell(digits):
     assert job.checkpoint.read_bytes() == before
     job.checkpoint.unlink()
     assert [record.cell for record in engine.train([job], digits, CPU).records] == ["R/FCN"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seconds": "x"}, "seconds must be float, got 'x'"),
+        ({"seconds": math.nan}, "seconds must be float, got nan"),
+        ({"seconds": -1.0}, "seconds must not be negative, got -1.0"),
+        ({"identity": None}, "identity must be dict[str, typing.Any], got None"),
+        ({"commits": None}, "commits must be list[str], got None"),
+        ({"curve": {}}, "curve must be list[dict[str, typing.Any]], got {}"),
+        ({"numbers": {"step": "3", "drawn": 0}}, "numbers must be dict[str, int], got {'step': '3'"),
+        ({"numbers": {"step": 31, "drawn": 0}}, "step must be from 0 to 30, got 31"),
+        ({"numbers": {"step": -1, "drawn": 0}}, "step must be from 0 to 30, got -1"),
+        ({"numbers": {"step": 12, "drawn": 0}}, "its curve is not that of 12 steps"),
+        ({"curve": [{"step": 6, "loss": "x", "error": 0.0}]}, "loss must be float, got 'x'"),
+    ],
+)
+def test_a_checkpoint_whose_metadata_are_wrong_is_refused(changes, said, digits):
+    job, other = jobs("R/FCN", "E/FCN")
+    engine.train([job], digits, CPU, stop=lambda: True)
+    with safetensors.safe_open(job.checkpoint, "pt") as file:
+        about = json.loads(file.metadata()["run"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+    checkpoints.write(tensors, job.checkpoint, {"run": json.dumps(about | changes)})
+    outcome = engine.train([job, other], digits, CPU)
+    (refusal,) = outcome.refused
+    assert refusal.startswith(f"R/FCN, seed 0: {job.checkpoint} ")
+    assert said in refusal
+    assert [record.cell for record in outcome.records] == ["E/FCN"]
 
 
 def test_the_learning_rate_is_that_of_each_step(digits, monkeypatch):

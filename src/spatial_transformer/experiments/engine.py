@@ -65,8 +65,15 @@ class Training:
                 "remove it to begin anew"
             )
         try:
-            self.run.load(kept.state)
+            step, steps = kept.state.numbers["step"], self.settings.steps
+            if not 0 <= step <= steps:
+                raise ValueError(f"step must be from 0 to {steps}, got {step}")
             self.curve = [Point(**point) for point in kept.curve]
+            if [point.step for point in self.curve] != sorted(
+                at for at in curve_steps(self.settings) if at <= step
+            ):
+                raise ValueError(f"its curve is not that of {step} steps")
+            self.run.load(kept.state)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:  # by other code, of another network
             raise CheckpointError(
                 f"{self.job.checkpoint} does not fit ({error}): remove it to begin anew"
