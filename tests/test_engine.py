@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import stat
 import subprocess
 import sys
 import time
@@ -89,6 +91,7 @@ def test_a_stopped_run_ends_with_the_same_weights(name, digits, monkeypatch):
     assert checkpoints.load(stopped.checkpoint).state.numbers["step"] == 14
     monkeypatch.setenv(provenance.VARIABLE, "another")
     (record,) = engine.train([stopped], digits, CPU).records
+    assert not stopped.checkpoint.exists()
     assert record.commit == f"{records.read(whole.record).commit}, another"
     assert same(weights(stopped), weights(whole))
     expected = records.read(whole.record)
@@ -110,6 +113,58 @@ def test_cells_side_by_side_are_what_they_are_alone(digits):
     for one, other in zip(alone, together, strict=True):
         assert same(weights(one), weights(other))
         assert records.read(one.record).curve == records.read(other.record).curve
+
+
+class Clock:
+    """In the place of ``time``: as late as it is said to be."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def slow_steps(monkeypatch):
+    """Steps that take two seconds, side by side or alone, and nothing else takes any."""
+    clock, advance = Clock(), Lockstep.advance
+
+    def slow(together, steps):
+        clock.now += 2 * steps
+        advance(together, steps)
+
+    monkeypatch.setattr(Lockstep, "advance", slow)
+    monkeypatch.setattr(engine, "time", clock)
+
+
+@pytest.mark.usefixtures("slow_steps")
+def test_the_seconds_of_steps_side_by_side_are_shared_out(digits):
+    outcome = engine.train(jobs("R/FCN", "E/FCN", steps=6), digits, CPU, at_once=2)
+    assert [record.seconds for record in outcome.records] == [6.0, 6.0]
+
+
+@pytest.mark.usefixtures("slow_steps")
+def test_the_seconds_before_a_stop_count(digits):
+    (job,) = jobs("R/FCN", steps=6)
+    engine.train([job], digits, CPU, stop=counted(2))
+    (record,) = engine.train([job], digits, CPU).records
+    assert record.seconds == 12.0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are those of POSIX")
+def test_others_may_read_what_is_left_behind(digits):
+    """As far as the umask lets them: weights are written by a library that thinks of their owner alone."""
+    (job,) = jobs("R/FCN", steps=3)
+    before = os.umask(0o027)
+    try:
+        engine.train([job], digits, CPU, stop=lambda: True)
+        assert stat.S_IMODE(job.checkpoint.stat().st_mode) == 0o640
+        engine.train([job], digits, CPU)
+    finally:
+        os.umask(before)
+    for path in (job.weights, job.record, probes.path_of(job.record)):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
 def test_a_deadline(digits):
@@ -230,16 +285,6 @@ def test_a_run_stopped_at_its_last_step_is_finished_by_the_next(digits, monkeypa
     assert (record.status, record.steps, len(record.curve)) == ("done", 3, 3)
 
 
-class Clock:
-    """In the place of ``time``: as late as it is said to be."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def monotonic(self):
-        return self.now
-
-
 def test_a_run_is_saved_before_it_is_tested(digits, monkeypatch):
     """Whatever ends the process meanwhile."""
 
@@ -334,6 +379,8 @@ def test_a_checkpoint_of_another_run_is_not_gone_on_with(digits):
     (other,) = jobs("R/FCN", seeds=(1,))
     (said,) = engine.train([other._replace(checkpoint=job.checkpoint)], digits, CPU).refused
     assert f"{job.checkpoint} is of another run (cell=distorted-mnist R/FCN, seed 0)" in said
+    (said,) = engine.train([job], digits._replace(name="others"), CPU).refused
+    assert f"{job.checkpoint} is of another run (digits=UCI digits)" in said
 
 
 def test_a_checkpoint_that_does_not_fit_stops_no_other_cell(digits):
@@ -386,7 +433,8 @@ def test_a_checkpoint_whose_metadata_are_wrong_is_refused(changes, said, digits)
 
 
 def test_the_learning_rate_is_that_of_each_step(digits, monkeypatch):
-    """No chunk of steps goes across a change of it."""
+    """No chunk of steps goes across a change of it, also where nothing else is to be done."""
+    monkeypatch.setattr(probes, "moments", lambda steps: [0, steps])
     rates = []
     step = Run.step
 
@@ -395,21 +443,28 @@ def test_the_learning_rate_is_that_of_each_step(digits, monkeypatch):
         step(run)
 
     monkeypatch.setattr(Run, "step", noted)
-    (job,) = jobs("R/FCN", steps=31, curve=1)
+    (job,) = jobs("R/FCN", steps=32, curve=1)
     engine.train([job], digits, CPU)
     settings = job.cell.settings
-    assert rates == pytest.approx([settings.rate(each) for each in range(31)])
+    assert rates == pytest.approx([settings.rate(each) for each in range(32)])
     assert len(set(rates)) == 3
 
 
 @pytest.mark.parametrize(
-    "settings", [DigitSettings(), DigitSettings(steps=7, stages=3, curve=100), DigitSettings(steps=1)]
+    "settings",
+    [
+        DigitSettings(),
+        DigitSettings(steps=1000, curve=1),
+        DigitSettings(steps=7, stages=3, curve=100),
+        DigitSettings(steps=1),
+    ],
 )
 def test_stops(settings):
     stops = engine.stops(settings)
     assert stops[-1] == settings.steps
     assert engine.curve_steps(settings) <= set(stops)
     changes = [step for step in range(1, settings.steps) if settings.rate(step) != settings.rate(step - 1)]
+    assert settings.turns() == {*changes, settings.steps}
     assert set(changes) <= set(stops)
 
 
