@@ -333,6 +333,32 @@ def test_a_test_keeps_to_the_deadline(deadline, tested, digits, monkeypatch):
         goes_on_with_the_test_alone(job, digits, monkeypatch)
 
 
+@pytest.mark.parametrize(("deadline", "begun"), [(200.0, False), (202.0, True)])
+def test_what_it_took_to_make_steps_is_kept_spare_before_others_are_begun(
+    deadline, begun, digits, monkeypatch
+):
+    """On a GPU a graph is captured, and kernels may be compiled."""
+    clock = Clock()
+
+    class Slow(Lockstep):
+        def __init__(self, runs):
+            super().__init__(runs)
+            clock.now += 100
+
+    monkeypatch.setattr(engine, "time", clock)
+    monkeypatch.setattr(engine, "Lockstep", Slow)
+    outcome = engine.train(jobs("R/FCN", "E/FCN", steps=3), digits, CPU, deadline=deadline)
+    assert [record.cell for record in outcome.records] == ["R/FCN", "E/FCN"][: 1 + begun]
+    assert [job.cell.name for job in outcome.left] == ["E/FCN"][begun:]
+    assert clock.now < deadline
+    (short,), (long,) = jobs("R/FCN", seeds=(1,), steps=3), jobs("E/FCN", seeds=(1,))
+    clock.now = 0.0
+    outcome = engine.train([short, long], digits, CPU, at_once=2, deadline=deadline)
+    assert outcome.left == [long][begun:]
+    assert begun or checkpoints.load(long.checkpoint).state.numbers["step"] == 3
+    assert clock.now < deadline
+
+
 def goes_on_with_the_test_alone(job, digits, monkeypatch):
     monkeypatch.setattr(Run, "step", lambda run: pytest.fail("it takes steps"))
     (record,) = engine.train([job], digits, CPU).records

@@ -260,9 +260,10 @@ class Limits:
         self.deadline, self.stop = deadline, stop
         self.saving = 0.0  # seconds that the last checkpoints took
 
-    def leave(self, seconds: float) -> bool:
-        """Whether there is time for what takes about so many seconds."""
-        return time.monotonic() + 2 * (self.saving + max(PATIENCE, seconds)) <= self.deadline
+    def leave(self, seconds: float = 0.0, at_first: float = 0.0) -> bool:
+        """Whether there is time for what takes about so many seconds, and so many more at first."""
+        spare = at_first + 2 * (self.saving + max(PATIENCE, seconds))
+        return time.monotonic() + spare <= self.deadline
 
     def check(self, seconds: float) -> None:
         """Raises ``Stopped`` unless there is time for what took so many seconds once more."""
@@ -301,24 +302,26 @@ class Trainer(ExitStack):
         self.records, self.busy, self.refused = list[Record](), list[Job](), list[str]()
         self.locks: dict[Path, ExitStack] = {}
         self.together: Lockstep | None = None  # made anew when others are under way
+        self.making = 0.0  # seconds that this took at most, with a first step: kernels are compiled
         self.chunk = 1  # steps between looks at the clock
 
     def ready(self) -> bool:
-        """Finishes what is over and begins what there is room for; whether anything is under way then.
+        """Finishes what is over and begins what there is room and time for; whether anything is under way.
 
-        Raises ``Stopped`` where there is no time left for a test, or to begin.
+        Raises ``Stopped`` where a test or a beginning is, or others are under way than before and there is no
+        time to make their steps.
         """
         while True:
             for training in [training for training in self.under_way if training.over]:
                 self.finish(training)
-            if (
-                not self.waiting
-                or len(self.under_way) >= self.at_once
-                or time.monotonic() > self.limits.deadline
-            ):
-                return bool(self.under_way)
+            time_left = self.limits.leave(at_first=self.making)
+            if not self.waiting or len(self.under_way) >= self.at_once or not time_left:
+                break
             self.begin(self.waiting[0])
             self.waiting.popleft()
+        if self.under_way and self.together is None and not time_left:
+            raise Stopped
+        return bool(self.under_way)
 
     def begin(self, job: Job) -> None:
         """Begins a job, or goes on with it; unless another process is at it, or was before."""
@@ -353,12 +356,16 @@ class Trainer(ExitStack):
 
     def advance(self) -> float:
         """Some steps of all, as many as take about ``PATIENCE``. Seconds"""
+        asked, new = time.monotonic(), self.together is None
         if self.together is None:
             self.together, self.chunk = Lockstep([training.run for training in self.under_way]), 1
         steps = min(self.chunk, *(training.until_stop for training in self.under_way))
         begin = time.monotonic()
         self.together.advance(steps)
-        seconds = time.monotonic() - begin
+        end = time.monotonic()
+        seconds = end - begin
+        if new:
+            self.making = max(self.making, end - asked)
         self.chunk = max(1, min(2 * self.chunk, int(PATIENCE * steps / max(seconds, 1e-6))))
         for training in self.under_way:
             training.seconds += seconds / len(self.under_way)
