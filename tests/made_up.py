@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from spatial_transformer.experiments import engine, probes, results
+from spatial_transformer.experiments import probes, results
 from spatial_transformer.experiments.catalogue import EXPERIMENTS
 from spatial_transformer.experiments.data import uci_digits
+from spatial_transformer.experiments.jobs import placed
 from spatial_transformer.experiments.pictures import Trained
 from spatial_transformer.experiments.records import Record
 
@@ -44,7 +45,7 @@ def jobs_of(experiment, names, changed, folder):
         for name in names
     ]
     named = {**changed, "digits": "UCI-digits"}
-    return engine.jobs(chosen, [0], folder, folder / "runs", lambda cell: named)
+    return placed(chosen, [0], folder, folder / "runs", lambda cell: named)
 
 
 def with_variant(names, changed):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from spatial_transformer.experiments import engine
 from spatial_transformer.experiments.catalogue import EXPERIMENTS, chosen
+from spatial_transformer.experiments.jobs import placed
 
 SMALL = {"parameters": 80_000, "batch": 16, "steps": 30, "learning_rate": 0.02, "curve": 5}
 
@@ -26,7 +26,7 @@ def jobs(*names, seeds=(0,), **changes):
         if cell.name in names
     ]
     assert len(cells) == len(names)
-    return engine.jobs(cells, seeds, Path("results"), Path("runs"))
+    return placed(cells, seeds, Path("results"), Path("runs"))
 
 
 def same(one, other):

@@ -24,6 +24,7 @@ from data_files import write_numbers  # noqa: E402
 from spatial_transformer.experiments import checkpoints, cluster, engine, records, tasks  # noqa: E402
 from spatial_transformer.experiments.catalogue import EXPERIMENTS, chosen  # noqa: E402
 from spatial_transformer.experiments.data import svhn  # noqa: E402
+from spatial_transformer.experiments.jobs import placed  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +44,7 @@ def jobs(folder, names, **changes):
         for cell in chosen(EXPERIMENTS["distorted-mnist"])
         if cell.name in names
     ]
-    return engine.jobs(cells, [0], folder / "results", folder / "runs")
+    return placed(cells, [0], folder / "results", folder / "runs")
 
 
 def workers():
@@ -135,7 +136,7 @@ def test_an_interrupt_of_the_command_saves(number, tmp_path):
 
 
 def test_a_time_limit_of_many(two_workers, digits, tmp_path):
-    many = engine.jobs(
+    many = placed(
         [job.cell for job in jobs(tmp_path, ["R/FCN"], steps=1_000_000)], range(12), tmp_path, tmp_path
     )
     begin = time.monotonic()
@@ -180,7 +181,7 @@ def test_workers_load_photographs_by_themselves(two_workers, tmp_path, monkeypat
     tiny = dataclasses.replace(cell.settings, width=0.02, batch=2, steps=2, curve=1, localiser_start=0)
     cell = dataclasses.replace(cell, settings=tiny)
     numbers = svhn.load_set("data")
-    alone, spread, lost = (engine.jobs([cell], [0], tmp_path / name, tmp_path / name) for name in "abc")
+    alone, spread, lost = (placed([cell], [0], tmp_path / name, tmp_path / name) for name in "abc")
     torch.set_num_threads(1)
     engine.train(alone, numbers, torch.device("cpu"))
     sent = tasks.sent(cell, numbers, tasks.AUTO, Path("data"))

@@ -16,6 +16,7 @@ pytest.importorskip("matplotlib")
 Image = pytest.importorskip("PIL.Image")
 
 from made_up import with_variant  # noqa: E402
+from small_runs import counted  # noqa: E402
 
 import spatial_transformer as st  # noqa: E402
 from spatial_transformer import cli  # noqa: E402
@@ -37,6 +38,8 @@ from spatial_transformer.experiments.checkpoints import Checkpoint  # noqa: E402
 from spatial_transformer.experiments.colocalisation import Colocalisation, box, hinge, overlap  # noqa: E402
 from spatial_transformer.experiments.data.one_class import one_class  # noqa: E402
 from spatial_transformer.experiments.data.random_numbers import RandomNumbers  # noqa: E402
+from spatial_transformer.experiments.interrupts import Stopped  # noqa: E402
+from spatial_transformer.experiments.jobs import placed  # noqa: E402
 from spatial_transformer.experiments.records import Record  # noqa: E402
 from spatial_transformer.experiments.runs import held_out  # noqa: E402
 
@@ -387,14 +390,14 @@ def test_the_error_is_of_boxes_that_overlap_too_little(digits):
         dim=1,
     )  # fmt: skip
     assert run.tested().error == pytest.approx(70)
+    with pytest.raises(Stopped):
+        run.tested(counted(1))
 
 
 @pytest.fixture
 def trained(digits):
     """Records and probes of two cells."""
-    jobs = engine.jobs(
-        [small("T84/3"), small("TC84/3")], [0], Path("results"), Path("runs"), lambda cell: SHORT
-    )
+    jobs = placed([small("T84/3"), small("TC84/3")], [0], Path("results"), Path("runs"), lambda cell: SHORT)
     outcome = engine.train(jobs, digits, CPU, at_once=2)
     assert [record.status for record in outcome.records] == ["done", "done"]
     return jobs

@@ -25,6 +25,7 @@ from spatial_transformer.experiments.colocalisation import Colocalisation  # noq
 from spatial_transformer.experiments.data.one_class import one_class  # noqa: E402
 from spatial_transformer.experiments.data.random_numbers import RandomNumbers  # noqa: E402
 from spatial_transformer.experiments.interrupts import Stopped  # noqa: E402
+from spatial_transformer.experiments.jobs import placed  # noqa: E402
 
 CELLS = {cell.name: cell for cell in EXPERIMENTS["colocalisation"].cells}
 SHORT = {"steps": 8, "batch": 6, "parameters": 6000, "curve": 4}
@@ -105,7 +106,7 @@ def test_who_waits_for_the_encoder_of_another_process_can_be_stopped(digits, mon
 
 @pytest.mark.parametrize("by", ["stop", "deadline"])
 def test_cells_are_left_where_their_encoder_is_stopped(digits, monkeypatch, by):
-    wanted = engine.jobs([small("T84/3"), small("TC84/3")], [0], Path("results"), Path("runs"))
+    wanted = placed([small("T84/3"), small("TC84/3")], [0], Path("results"), Path("runs"))
     monkeypatch.setattr(encoders, "STEPS", 2000)
     begin = time.monotonic()
     limit = {"stop": counted(5)} if by == "stop" else {"deadline": begin + 3}
@@ -118,7 +119,7 @@ def test_what_is_under_way_is_saved_where_the_encoder_of_another_cell_is_stopped
     """With `parameters=6000,9000` there are two encoders."""
     cells = [small("T84/3"), small("T84/3", parameters=9000)]
     Colocalisation(cells[0], 0, digits, CPU, Path("runs/colocalisation"))
-    wanted = engine.jobs(cells, [0], Path("results"), Path("runs"), lambda cell: vars(cell.settings))
+    wanted = placed(cells, [0], Path("results"), Path("runs"), lambda cell: vars(cell.settings))
     outcome = engine.train(wanted, digits, CPU, at_once=2, stop=lambda: True)
     assert outcome.left == wanted
     assert [job.checkpoint.exists() for job in wanted] == [True, False]

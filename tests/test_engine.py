@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import os
+import stat
 import subprocess
 import sys
 import time
@@ -18,8 +21,8 @@ safetensors = pytest.importorskip("safetensors.torch")
 
 from small_runs import SMALL, counted, jobs, same, stuck_at  # noqa: E402
 
-from spatial_transformer.experiments import checkpoints, engine, networks, probes, provenance, records  # noqa: E402
-from spatial_transformer.experiments.data.fixed_sets import fixed_set  # noqa: E402
+from spatial_transformer.experiments import checkpoints, engine, networks, probes, provenance, records, runs  # noqa: E402
+from spatial_transformer.experiments.data.fixed_sets import fixed_batches, fixed_set  # noqa: E402
 from spatial_transformer.experiments.display import Lines  # noqa: E402
 from spatial_transformer.experiments.lockstep import Lockstep  # noqa: E402
 from spatial_transformer.experiments.runs import Run  # noqa: E402
@@ -88,6 +91,7 @@ def test_a_stopped_run_ends_with_the_same_weights(name, digits, monkeypatch):
     assert checkpoints.load(stopped.checkpoint).state.numbers["step"] == 14
     monkeypatch.setenv(provenance.VARIABLE, "another")
     (record,) = engine.train([stopped], digits, CPU).records
+    assert not stopped.checkpoint.exists()
     assert record.commit == f"{records.read(whole.record).commit}, another"
     assert same(weights(stopped), weights(whole))
     expected = records.read(whole.record)
@@ -109,6 +113,58 @@ def test_cells_side_by_side_are_what_they_are_alone(digits):
     for one, other in zip(alone, together, strict=True):
         assert same(weights(one), weights(other))
         assert records.read(one.record).curve == records.read(other.record).curve
+
+
+class Clock:
+    """In the place of ``time``: as late as it is said to be."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def slow_steps(monkeypatch):
+    """Steps that take two seconds, side by side or alone, and nothing else takes any."""
+    clock, advance = Clock(), Lockstep.advance
+
+    def slow(together, steps):
+        clock.now += 2 * steps
+        advance(together, steps)
+
+    monkeypatch.setattr(Lockstep, "advance", slow)
+    monkeypatch.setattr(engine, "time", clock)
+
+
+@pytest.mark.usefixtures("slow_steps")
+def test_the_seconds_of_steps_side_by_side_are_shared_out(digits):
+    outcome = engine.train(jobs("R/FCN", "E/FCN", steps=6), digits, CPU, at_once=2)
+    assert [record.seconds for record in outcome.records] == [6.0, 6.0]
+
+
+@pytest.mark.usefixtures("slow_steps")
+def test_the_seconds_before_a_stop_count(digits):
+    (job,) = jobs("R/FCN", steps=6)
+    engine.train([job], digits, CPU, stop=counted(2))
+    (record,) = engine.train([job], digits, CPU).records
+    assert record.seconds == 12.0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are those of POSIX")
+def test_others_may_read_what_is_left_behind(digits):
+    """As far as the umask lets them: weights are written by a library that thinks of their owner alone."""
+    (job,) = jobs("R/FCN", steps=3)
+    before = os.umask(0o027)
+    try:
+        engine.train([job], digits, CPU, stop=lambda: True)
+        assert stat.S_IMODE(job.checkpoint.stat().st_mode) == 0o640
+        engine.train([job], digits, CPU)
+    finally:
+        os.umask(before)
+    for path in (job.weights, job.record, probes.path_of(job.record)):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
 def test_a_deadline(digits):
@@ -247,6 +303,87 @@ def test_a_run_stopped_at_its_last_step_is_finished_by_the_next(digits, monkeypa
     assert (record.status, record.steps, len(record.curve)) == ("done", 3, 3)
 
 
+def test_a_run_is_saved_before_it_is_tested(digits, monkeypatch):
+    """Whatever ends the process meanwhile."""
+
+    def killed(run, stop):
+        raise KeyboardInterrupt
+
+    (job,) = jobs("R/FCN", steps=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "tested", killed)
+        with pytest.raises(KeyboardInterrupt):
+            engine.train([job], digits, CPU)
+    assert checkpoints.load(job.checkpoint).state.numbers["step"] == 3
+    goes_on_with_the_test_alone(job, digits, monkeypatch)
+
+
+@pytest.mark.parametrize("looks", [4, 5])
+def test_a_test_can_be_stopped(looks, digits, monkeypatch):
+    """Before each of its two batches; other runs are saved then."""
+    monkeypatch.setattr(engine, "PATIENCE", 0.0)
+    (job,), (other,) = jobs("R/FCN", steps=3), jobs("E/FCN")
+    outcome = engine.train([job, other], digits, CPU, at_once=2, stop=counted(looks))
+    assert (outcome.left, outcome.records) == ([job, other], [])
+    assert not job.record.exists()
+    assert [checkpoints.load(one.checkpoint).state.numbers["step"] for one in (job, other)] == [3, 3]
+    goes_on_with_the_test_alone(job, digits, monkeypatch)
+
+
+@pytest.mark.parametrize(("deadline", "tested"), [(39.0, False), (41.0, True)])
+def test_a_test_keeps_to_the_deadline(deadline, tested, digits, monkeypatch):
+    """Before each of its two batches it must leave time for twice what the last one took."""
+    clock = Clock()
+
+    def slow(*arguments, **options):
+        for part in fixed_batches(*arguments, **options):
+            clock.now += 10
+            yield part
+
+    (job,) = jobs("R/FCN", steps=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "time", clock)
+        patch.setattr(runs, "fixed_batches", slow)
+        outcome = engine.train([job], digits, CPU, deadline=deadline)
+    assert [record.cell for record in outcome.records] == ["R/FCN"] * tested
+    assert outcome.left == [job] * (not tested)
+    if not tested:
+        goes_on_with_the_test_alone(job, digits, monkeypatch)
+
+
+@pytest.mark.parametrize(("deadline", "begun"), [(200.0, False), (202.0, True)])
+def test_what_it_took_to_make_steps_is_kept_spare_before_others_are_begun(
+    deadline, begun, digits, monkeypatch
+):
+    """On a GPU a graph is captured, and kernels may be compiled."""
+    clock = Clock()
+
+    class Slow(Lockstep):
+        def __init__(self, runs):
+            super().__init__(runs)
+            clock.now += 100
+
+    monkeypatch.setattr(engine, "time", clock)
+    monkeypatch.setattr(engine, "Lockstep", Slow)
+    outcome = engine.train(jobs("R/FCN", "E/FCN", steps=3), digits, CPU, deadline=deadline)
+    assert [record.cell for record in outcome.records] == ["R/FCN", "E/FCN"][: 1 + begun]
+    assert [job.cell.name for job in outcome.left] == ["E/FCN"][begun:]
+    assert clock.now < deadline
+    (short,), (long,) = jobs("R/FCN", seeds=(1,), steps=3), jobs("E/FCN", seeds=(1,))
+    clock.now = 0.0
+    outcome = engine.train([short, long], digits, CPU, at_once=2, deadline=deadline)
+    assert outcome.left == [long][begun:]
+    assert begun or checkpoints.load(long.checkpoint).state.numbers["step"] == 3
+    assert clock.now < deadline
+
+
+def goes_on_with_the_test_alone(job, digits, monkeypatch):
+    monkeypatch.setattr(Run, "step", lambda run: pytest.fail("it takes steps"))
+    (record,) = engine.train([job], digits, CPU).records
+    assert (record.status, record.steps, len(record.curve)) == ("done", 3, 3)
+    assert not job.checkpoint.exists()
+
+
 def test_a_passed_deadline_begins_nothing(digits):
     wanted = jobs("R/FCN", "E/FCN")
     outcome = engine.train(wanted, digits, CPU, deadline=time.monotonic() - 1, watcher=Never())
@@ -299,6 +436,8 @@ def test_a_checkpoint_of_another_run_is_not_gone_on_with(digits):
     (other,) = jobs("R/FCN", seeds=(1,))
     (said,) = engine.train([other._replace(checkpoint=job.checkpoint)], digits, CPU).refused
     assert f"{job.checkpoint} is of another run (cell=distorted-mnist R/FCN, seed 0)" in said
+    (said,) = engine.train([job], digits._replace(name="others"), CPU).refused
+    assert f"{job.checkpoint} is of another run (digits=UCI digits)" in said
 
 
 def test_a_checkpoint_that_does_not_fit_stops_no_other_cell(digits):
@@ -320,8 +459,39 @@ def test_a_checkpoint_that_does_not_fit_stops_no_other_cell(digits):
     assert [record.cell for record in engine.train([job], digits, CPU).records] == ["R/FCN"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seconds": "x"}, "seconds must be float, got 'x'"),
+        ({"seconds": math.nan}, "seconds must be float, got nan"),
+        ({"seconds": -1.0}, "seconds must not be negative, got -1.0"),
+        ({"identity": None}, "identity must be dict[str, typing.Any], got None"),
+        ({"commits": None}, "commits must be list[str], got None"),
+        ({"curve": {}}, "curve must be list[dict[str, typing.Any]], got {}"),
+        ({"numbers": {"step": "3", "drawn": 0}}, "numbers must be dict[str, int], got {'step': '3'"),
+        ({"numbers": {"step": 31, "drawn": 0}}, "step must be from 0 to 30, got 31"),
+        ({"numbers": {"step": -1, "drawn": 0}}, "step must be from 0 to 30, got -1"),
+        ({"numbers": {"step": 12, "drawn": 0}}, "its curve is not that of 12 steps"),
+        ({"curve": [{"step": 6, "loss": "x", "error": 0.0}]}, "loss must be float, got 'x'"),
+    ],
+)
+def test_a_checkpoint_whose_metadata_are_wrong_is_refused(changes, said, digits):
+    job, other = jobs("R/FCN", "E/FCN")
+    engine.train([job], digits, CPU, stop=lambda: True)
+    with safetensors.safe_open(job.checkpoint, "pt") as file:
+        about = json.loads(file.metadata()["run"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+    checkpoints.write(tensors, job.checkpoint, {"run": json.dumps(about | changes)})
+    outcome = engine.train([job, other], digits, CPU)
+    (refusal,) = outcome.refused
+    assert refusal.startswith(f"R/FCN, seed 0: {job.checkpoint} ")
+    assert said in refusal
+    assert [record.cell for record in outcome.records] == ["E/FCN"]
+
+
 def test_the_learning_rate_is_that_of_each_step(digits, monkeypatch):
-    """No chunk of steps goes across a change of it."""
+    """No chunk of steps goes across a change of it, also where nothing else is to be done."""
+    monkeypatch.setattr(probes, "moments", lambda steps: [0, steps])
     rates = []
     step = Run.step
 
@@ -330,21 +500,28 @@ def test_the_learning_rate_is_that_of_each_step(digits, monkeypatch):
         step(run)
 
     monkeypatch.setattr(Run, "step", noted)
-    (job,) = jobs("R/FCN", steps=31, curve=1)
+    (job,) = jobs("R/FCN", steps=32, curve=1)
     engine.train([job], digits, CPU)
     settings = job.cell.settings
-    assert rates == pytest.approx([settings.rate(each) for each in range(31)])
+    assert rates == pytest.approx([settings.rate(each) for each in range(32)])
     assert len(set(rates)) == 3
 
 
 @pytest.mark.parametrize(
-    "settings", [DigitSettings(), DigitSettings(steps=7, stages=3, curve=100), DigitSettings(steps=1)]
+    "settings",
+    [
+        DigitSettings(),
+        DigitSettings(steps=1000, curve=1),
+        DigitSettings(steps=7, stages=3, curve=100),
+        DigitSettings(steps=1),
+    ],
 )
 def test_stops(settings):
     stops = engine.stops(settings)
     assert stops[-1] == settings.steps
     assert engine.curve_steps(settings) <= set(stops)
     changes = [step for step in range(1, settings.steps) if settings.rate(step) != settings.rate(step - 1)]
+    assert settings.turns() == {*changes, settings.steps}
     assert set(changes) <= set(stops)
 
 

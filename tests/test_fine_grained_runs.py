@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from data_files import made_flock, write_flock
+from small_runs import counted
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -33,6 +34,8 @@ from spatial_transformer.experiments.data import backbones, places
 from spatial_transformer.experiments.data.bird_views import Views
 from spatial_transformer.experiments.efficientnet_lite import SCALES, Features
 from spatial_transformer.experiments.fine_grained_runs import BirdSet, FineGrainedRun, norms
+from spatial_transformer.experiments.interrupts import Stopped
+from spatial_transformer.experiments.jobs import placed
 from spatial_transformer.experiments.lockstep import Lockstep
 from spatial_transformer.experiments.paper.birds import CHOICES, BirdSettings
 from spatial_transformer.experiments.spec import Cell, Data, Model
@@ -223,6 +226,17 @@ def test_the_error_is_that_of_the_middle_views(flock, backbone, monkeypatch):
     torch.testing.assert_close(tested.theta, network.theta(images).detach())
     network.train()
     torch.testing.assert_close(run.theta(images[:5]), tested.theta[:5])
+
+
+def test_a_test_can_be_stopped(flock, backbone, monkeypatch):
+    """Before each part of the sixteen images; the network goes on learning after it."""
+    monkeypatch.setattr("spatial_transformer.experiments.fine_grained_runs.TESTED_AT_ONCE", 7)
+    run = started(flock, backbone)
+    for looks in (1, 3):
+        with pytest.raises(Stopped):
+            run.tested(counted(looks))
+        assert run.network.training
+    assert run.tested(counted(4)).error == run.tested().error
 
 
 def test_an_image_and_its_mirror_image_can_be_judged_together(flock, backbone):
@@ -440,7 +454,7 @@ def test_a_stopped_run_is_continued(flock, backbone, monkeypatch, tmp_path):
     given = BirdSet("birds", flock, lambda name: backbone)
     patient = dataclasses.replace(EXPERIMENTS["birds"].task, stuck=None)
     made = dataclasses.replace(cell(crops=2, size=2 * SIDE, steps=9, curve=3), task=patient)
-    (whole,) = engine.jobs([made], [0], Path("results"), Path("runs"))
+    (whole,) = placed([made], [0], Path("results"), Path("runs"))
     engine.train([whole], given, CPU)
     monkeypatch.setattr(engine, "PATIENCE", 0.0)  # a step at a time
     stopped = whole._replace(record=Path("other/r.json"), checkpoint=Path("other/c"))

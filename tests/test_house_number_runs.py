@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from data_files import write_numbers
+from small_runs import counted
 
 pytest.importorskip("filelock")
 safetensors = pytest.importorskip("safetensors.torch")
@@ -32,6 +33,8 @@ from spatial_transformer.experiments.data import svhn  # noqa: E402
 from spatial_transformer.experiments.data.random_numbers import RandomNumbers  # noqa: E402
 from spatial_transformer.experiments.engine import Outcome  # noqa: E402
 from spatial_transformer.experiments.house_number_runs import HouseNumberRun  # noqa: E402
+from spatial_transformer.experiments.interrupts import Stopped  # noqa: E402
+from spatial_transformer.experiments.jobs import placed  # noqa: E402
 from spatial_transformer.experiments.lockstep import Lockstep  # noqa: E402
 from spatial_transformer.experiments.paper.svhn import HouseNumberSettings  # noqa: E402
 
@@ -333,6 +336,16 @@ def test_two_runs_take_their_steps_together(numbers):
 # What it comes to
 
 
+def test_a_test_can_be_stopped(numbers, monkeypatch):
+    """Before each part of the ten images."""
+    monkeypatch.setattr(house_number_runs, "AT_ONCE", 4)
+    run = started("64px/CNN", numbers)
+    for looks in (1, 3):
+        with pytest.raises(Stopped):
+            run.tested(counted(looks))
+    assert run.tested(counted(4)).error == run.tested().error
+
+
 @pytest.mark.parametrize("name", ["64px/CNN", "64px/ST-CNN Multi"])
 def test_the_error_is_that_of_the_test_images(name, numbers, monkeypatch):
     monkeypatch.setattr(house_number_runs, "AT_ONCE", 4)  # the last part is smaller
@@ -404,7 +417,7 @@ def test_from_archives_to_a_table(tmp_path, capsys, monkeypatch):
 
 def test_a_stopped_run_is_continued(numbers, monkeypatch):
     monkeypatch.setattr(engine, "PATIENCE", 0.0)  # a step at a time
-    (whole,) = engine.jobs([cell("64px/ST-CNN Multi")], [0], Path("results"), Path("runs"))
+    (whole,) = placed([cell("64px/ST-CNN Multi")], [0], Path("results"), Path("runs"))
     engine.train([whole], numbers, CPU)
     stopped = whole._replace(record=Path("other/r.json"), checkpoint=Path("other/c"))
     looks = iter(range(2))
@@ -420,7 +433,7 @@ def test_a_stopped_run_is_continued(numbers, monkeypatch):
 def test_chance_is_that_of_numbers(numbers):
     learns_nothing = cell("64px/CNN", learning_rate=1e-9).settings
     made = dataclasses.replace(CELLS["64px/CNN"], settings=learns_nothing)  # with its own notion of it
-    (job,) = engine.jobs([made], [0], Path("results"), Path("runs"))
+    (job,) = placed([made], [0], Path("results"), Path("runs"))
     (record,) = engine.train([job], numbers, CPU).records
     assert record.error > made.task.stuck == 95
     assert record.reason == f"stuck at chance: {record.error:.1f} % of the answers are wrong"

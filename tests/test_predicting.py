@@ -31,6 +31,7 @@ from spatial_transformer.experiments.data import svhn  # noqa: E402
 from spatial_transformer.experiments.data.bird_views import Views, photographs  # noqa: E402
 from spatial_transformer.experiments.efficientnet_lite import SCALES, Features  # noqa: E402
 from spatial_transformer.experiments.fine_grained_runs import BirdSet  # noqa: E402
+from spatial_transformer.experiments.jobs import placed  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = {"width": 0.02, "batch": 2, "steps": 1, "curve": 1}
@@ -61,7 +62,7 @@ def trained(data, name, experiment="svhn", settings=TINY):
     """The weights that the engine leaves of a cell."""
     (cell,) = (each for each in EXPERIMENTS[experiment].cells if each.name == name)
     cell = dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, **settings))
-    (job,) = engine.jobs([cell], [0], Path("results"), Path("runs"))
+    (job,) = placed([cell], [0], Path("results"), Path("runs"))
     engine.train([job], data, torch.device("cpu"))
     return job.weights
 

@@ -12,9 +12,18 @@ from torch import Tensor
 
 from .data.fetch import in_one_step
 from .extra import extra
+from .records import fits
 from .runs import State
 
 WATCHED = "watched."  # before the step of what was watched, in the name of its tensor
+METADATA: dict[str, Any] = {  # and their types
+    "numbers": dict[str, int],
+    "seconds": float,
+    "curve": list[dict[str, Any]],
+    "watched": list[int],
+    "commits": list[str],
+    "identity": dict[str, Any],
+}
 
 
 class Checkpoint(NamedTuple):
@@ -50,6 +59,12 @@ def load(path: Path) -> Checkpoint:
         with extra("safetensors").safe_open(path, "pt") as file:
             about = json.loads(file.metadata()["run"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+        for name, kind in METADATA.items():
+            if not fits(about[name], kind):
+                wanted = kind.__name__ if isinstance(kind, type) else kind
+                raise TypeError(f"{name} must be {wanted}, got {about[name]!r}")
+        if about["seconds"] < 0:
+            raise ValueError(f"seconds must not be negative, got {about['seconds']}")
         watched = [(step, tensors.pop(f"{WATCHED}{step}")) for step in about["watched"]]
         state = State(tensors, about["numbers"])
         commits, identity = about["commits"], about["identity"]

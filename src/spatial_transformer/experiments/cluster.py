@@ -18,9 +18,10 @@ import torch
 
 from . import engine
 from .display import Lines
-from .engine import Job, Outcome
+from .engine import Outcome
 from .extra import extra
 from .interrupts import Stop, asked_to_stop
+from .jobs import Job
 from .records import Record
 from .tasks import Dataset, Load
 

@@ -21,7 +21,7 @@ from .data.distortions import DIGIT
 from .data.one_class import one_class
 from .data.random_numbers import RandomNumbers
 from .encoders import anywhere, classifier, encoder
-from .interrupts import Stop
+from .interrupts import Stop, Stopped
 from .runs import STREAM, Resumable, Tested, held_out, joined, tensor_cores
 from .spec import Cell, DigitSettings
 
@@ -278,8 +278,10 @@ class Colocalisation(Resumable):
         assert isinstance(settings, DigitSettings)
         self.objective.rate.fill_(settings.rate(self.step_number) * settings.localiser_rate)
 
-    def tested(self) -> Tested:
+    def tested(self, stop: Stop = lambda: False) -> Tested:
         """The boxes of all images; what is "predicted" of an image is whether its box is right."""
+        if stop():
+            raise Stopped
         theta = self.theta(self.images)
         right = overlap(box(theta), self.truth) > CORRECT
         return Tested(100 - 100 * int(right.sum()) / len(right), right.long(), theta, {})

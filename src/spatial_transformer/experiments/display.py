@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from .catalogue import EXPERIMENTS
-from .engine import Job, Training, Watcher
+from .engine import Training, Watcher
 from .extra import extra
+from .jobs import Job
 from .records import Record
 from .results import Result, as_the_paper
 

@@ -1,7 +1,7 @@
 """Cells trained: from their checkpoints on, until they are done or someone says stop.
 
-A cell's record is written when it is done or has failed, and its checkpoint at least once a minute until
-then: whatever ends the process loses no more. Locks keep two processes off one cell.
+A cell's record is written when it is done or has failed. Until then its checkpoint is, at least once a minute
+and before it is tested: whatever ends the process loses no more. Locks keep two processes off one cell.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import dataclasses
 import datetime
 import functools
 import math
-import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -24,44 +23,15 @@ from torch import Tensor
 
 from . import checkpoints, networks, probes, provenance, records, tasks
 from .checkpoints import Checkpoint, CheckpointError
-from .extra import extra
 from .interrupts import Stop, Stopped
+from .jobs import Job, locked
 from .lockstep import Lockstep
 from .records import Point, Record
-from .spec import Cell, Settings
+from .spec import Settings
 from .tasks import Dataset
 
 SAVE_EVERY = 30.0  # seconds
 PATIENCE = 0.5  # seconds between looks at the clock
-
-
-class Job(NamedTuple):
-    """A cell and a seed, and the files that belong to them."""
-
-    cell: Cell
-    seed: int
-    record: Path
-    checkpoint: Path
-    variant: str = ""  # what sets it apart from others of the same cell and seed
-
-    @property
-    def name(self) -> str:
-        return f"{self.run}, {self.variant}" if self.variant else self.run
-
-    @property
-    def run(self) -> str:
-        return f"{self.cell.name}, seed {self.seed}"
-
-    @property
-    def locks(self) -> list[Path]:
-        """Beside the record and beside the checkpoint, since commands may share either folder alone: who
-        writes these must hold both."""
-        return [path.with_name(f".{path.name}.lock") for path in (self.record, self.checkpoint)]
-
-    @property
-    def weights(self) -> Path:
-        """The trained network's."""
-        return self.checkpoint.with_name(f"{self.record.stem}.safetensors")
 
 
 class Training:
@@ -82,7 +52,7 @@ class Training:
         transforms = job.cell.model.transformer is not None
         self.images = self.run.first_images(probes.WATCHED) if transforms else None  # that are watched
         self.failure: str | None = None
-        self.saved = False  # in this process, so that it is known how long it takes
+        self.saved: int | None = None  # the step of its checkpoint
         if job.checkpoint.exists():
             self.go_on(checkpoints.load(job.checkpoint))
         else:
@@ -98,13 +68,20 @@ class Training:
                 "remove it to begin anew"
             )
         try:
-            self.run.load(kept.state)
+            step, steps = kept.state.numbers["step"], self.settings.steps
+            if not 0 <= step <= steps:
+                raise ValueError(f"step must be from 0 to {steps}, got {step}")
             self.curve = [Point(**point) for point in kept.curve]
+            if [point.step for point in self.curve] != sorted(
+                at for at in curve_steps(self.settings) if at <= step
+            ):
+                raise ValueError(f"its curve is not that of {step} steps")
+            self.run.load(kept.state)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:  # by other code, of another network
             raise CheckpointError(
                 f"{self.job.checkpoint} does not fit ({error}): remove it to begin anew"
             ) from error
-        self.seconds, self.watched = kept.seconds, kept.watched
+        self.seconds, self.watched, self.saved = kept.seconds, kept.watched, self.run.step_number
         self.commits = list(dict.fromkeys([*kept.commits, *self.commits]))
 
     @property
@@ -138,16 +115,23 @@ class Training:
             self.watched.append((self.run.step_number, self.run.theta(self.images).cpu()))
 
     def save(self) -> None:
+        """Writes a checkpoint, unless it would be the last one again."""
+        if self.saved == self.run.step_number:
+            return
         curve = [dataclasses.asdict(point) for point in self.curve]
         state = Checkpoint(self.run.state(), self.seconds, curve, self.watched, self.commits, self.identity)
         checkpoints.save(state, self.job.checkpoint)
-        self.saved = True
+        self.saved = self.run.step_number
 
-    def finish(self) -> Record:
-        """The record, written; last of all, since it says that the rest is there."""
+    def finish(self, stop: Stop) -> Record:
+        """The record, written; last of all, since it says that the rest is there.
+
+        stop: asked while it is tested, which raises ``Stopped``; it is saved by then.
+        """
         job, run, error, measures = self.job, self.run, None, dict[str, float]()
         if self.failure is None:
-            tested = run.tested()
+            self.save()  # a test takes minutes on a CPU
+            tested = run.tested(stop)
             error, measures = tested.error, tested.measures
             if job.cell.task.stuck is not None and error > job.cell.task.stuck:
                 self.failure = f"stuck at chance: {error:.1f} % of the answers are wrong"
@@ -238,38 +222,6 @@ class Outcome(NamedTuple):
     refused: list[str]  # a sentence for each job whose checkpoint is not gone on from
 
 
-def jobs(
-    cells: Sequence[Cell],
-    seeds: Sequence[int],
-    results: Path,
-    checkpoints: Path,
-    changed: Callable[[Cell], Mapping[str, Any]] = lambda cell: {},
-) -> list[Job]:
-    """A job for each cell and seed, with its places; cells with the same place are one.
-
-    changed: what sets a cell's run apart from that of the table, by name.
-    """
-    found = dict[Path, Job]()
-    names = varied(cells)
-    for seed in seeds:
-        for cell in cells:
-            record = records.path_of(results, cell.experiment, cell.name, seed, dict(changed(cell)))
-            checkpoint = checkpoints / cell.experiment / f"{record.stem}.checkpoint.safetensors"
-            variant = " ".join(f"{name}={getattr(cell.settings, name)}" for name in names)
-            found.setdefault(record, Job(cell, seed, record, checkpoint, variant))
-    return list(found.values())
-
-
-def varied(cells: Sequence[Cell]) -> list[str]:
-    """The settings in which some cells differ from others of the same name."""
-    first = {cell.name: vars(cell.settings) for cell in reversed(cells)}
-    return [
-        name
-        for name in vars(cells[0].settings)
-        if any(vars(cell.settings)[name] != first[cell.name][name] for cell in cells)
-    ]
-
-
 def train(
     jobs: Sequence[Job],
     data: Dataset,
@@ -288,28 +240,51 @@ def train(
     again: what has failed is trained anew; its record stays until there is another.
     deadline: of ``time.monotonic()``, by which all is to be saved.
     save_every: seconds between checkpoints.
-    stop: asked between steps.
+    stop: asked between steps, and between batches of a test.
     """
-
-    def stop_beginning() -> bool:
-        return stop() or time.monotonic() + 2 * PATIENCE > deadline
-
-    saved, saving = time.monotonic(), 0.0
-    with Trainer(jobs, data, device, at_once, again, stop_beginning, watcher or Nobody()) as trainer:
-        while trainer.ready(deadline):
-            seconds = trainer.advance()
-            now = time.monotonic()
-            spare = 2 * (saving + max(PATIENCE, seconds))  # for another such look, and what it saves
-            stopping = stop() or now + spare > deadline  # asked once: it may change
-            # Before a deadline the first time comes at once: only then is it known how long it takes.
-            untried = deadline < math.inf and not all(training.saved for training in trainer.under_way)
-            if stopping or untried or now - saved > save_every:
-                trainer.save()
-                saved = time.monotonic()
-                saving = saved - now
-            if stopping:
-                break
+    limits, saved = Limits(deadline, stop), time.monotonic()
+    with Trainer(jobs, data, device, at_once, again, limits, watcher or Nobody()) as trainer:
+        try:
+            while trainer.ready():
+                limits.check(trainer.advance())
+                # Before a deadline the first time comes at once: only then is it known how long it takes.
+                untried = deadline < math.inf and limits.saving == 0
+                if untried or time.monotonic() - saved > save_every:
+                    trainer.save()
+                    saved = time.monotonic()
+        except Stopped:
+            trainer.save()
         return trainer.outcome()
+
+
+class Limits:
+    """When to stop: where someone says so, and before a deadline, early enough for what is in hand and for
+    checkpoints."""
+
+    def __init__(self, deadline: float, stop: Stop) -> None:
+        self.deadline, self.stop = deadline, stop
+        self.saving = 0.0  # seconds that the last checkpoints took
+
+    def leave(self, seconds: float = 0.0, at_first: float = 0.0) -> bool:
+        """Whether there is time for what takes about so many seconds, and so many more at first."""
+        spare = at_first + 2 * (self.saving + max(PATIENCE, seconds))
+        return time.monotonic() + spare <= self.deadline
+
+    def check(self, seconds: float) -> None:
+        """Raises ``Stopped`` unless there is time for what took so many seconds once more."""
+        if self.stop() or not self.leave(seconds):
+            raise Stopped
+
+    def between_parts(self) -> Stop:
+        """To be asked before each of some parts that take about as long as one another."""
+        asked = time.monotonic()
+
+        def stop() -> bool:
+            nonlocal asked
+            before, asked = asked, time.monotonic()
+            return self.stop() or not self.leave(asked - before)
+
+        return stop
 
 
 class Trainer(ExitStack):
@@ -322,30 +297,36 @@ class Trainer(ExitStack):
         device: torch.device,
         at_once: int,
         again: bool,
-        stop_beginning: Stop,
+        limits: Limits,
         watcher: Watcher,
     ) -> None:
         super().__init__()
         self.data, self.device, self.at_once, self.again = data, device, at_once, again
-        self.stop_beginning, self.watcher = stop_beginning, watcher
+        self.limits, self.watcher = limits, watcher
         self.waiting, self.under_way = deque(jobs), list[Training]()
         self.records, self.busy, self.refused = list[Record](), list[Job](), list[str]()
         self.locks: dict[Path, ExitStack] = {}
         self.together: Lockstep | None = None  # made anew when others are under way
+        self.making = 0.0  # seconds that this took at most, with a first step: kernels are compiled
         self.chunk = 1  # steps between looks at the clock
 
-    def ready(self, deadline: float) -> bool:
-        """Finishes what is over and begins what there is room for; whether anything is under way then."""
+    def ready(self) -> bool:
+        """Finishes what is over and begins what there is room and time for; whether anything is under way.
+
+        Raises ``Stopped`` where a test or a beginning is, or others are under way than before and there is no
+        time to make their steps.
+        """
         while True:
             for training in [training for training in self.under_way if training.over]:
                 self.finish(training)
-            if not self.waiting or len(self.under_way) >= self.at_once or time.monotonic() > deadline:
-                return bool(self.under_way)
-            try:
-                self.begin(self.waiting[0])
-            except Stopped:  # before there was anything of this one to be saved
-                return bool(self.under_way)
+            time_left = self.limits.leave(at_first=self.making)
+            if not self.waiting or len(self.under_way) >= self.at_once or not time_left:
+                break
+            self.begin(self.waiting[0])
             self.waiting.popleft()
+        if self.under_way and self.together is None and not time_left:
+            raise Stopped
+        return bool(self.under_way)
 
     def begin(self, job: Job) -> None:
         """Begins a job, or goes on with it; unless another process is at it, or was before."""
@@ -361,7 +342,7 @@ class Trainer(ExitStack):
                 locks.close()
                 return
         try:
-            training = Training(job, self.data, self.device, self.stop_beginning)
+            training = Training(job, self.data, self.device, self.limits.between_parts())
         except CheckpointError as error:  # of this job alone: the others go on
             self.refused.append(f"{job.name}: {error}")
             locks.close()
@@ -372,7 +353,7 @@ class Trainer(ExitStack):
         self.watcher.began(self.under_way[-1])
 
     def finish(self, training: Training) -> None:
-        self.records.append(training.finish())
+        self.records.append(training.finish(self.limits.between_parts()))
         self.under_way.remove(training)
         self.locks.pop(training.job.record).close()
         self.together = None
@@ -380,12 +361,16 @@ class Trainer(ExitStack):
 
     def advance(self) -> float:
         """Some steps of all, as many as take about ``PATIENCE``. Seconds"""
+        asked, new = time.monotonic(), self.together is None
         if self.together is None:
             self.together, self.chunk = Lockstep([training.run for training in self.under_way]), 1
         steps = min(self.chunk, *(training.until_stop for training in self.under_way))
         begin = time.monotonic()
         self.together.advance(steps)
-        seconds = time.monotonic() - begin
+        end = time.monotonic()
+        seconds = end - begin
+        if new:
+            self.making = max(self.making, end - asked)
         self.chunk = max(1, min(2 * self.chunk, int(PATIENCE * steps / max(seconds, 1e-6))))
         for training in self.under_way:
             training.seconds += seconds / len(self.under_way)
@@ -394,25 +379,13 @@ class Trainer(ExitStack):
         return seconds
 
     def save(self) -> None:
+        """All that are under way; one that has failed would only fail again."""
+        begin = time.monotonic()
         for training in self.under_way:
-            training.save()
+            if training.failure is None:
+                training.save()
+        self.limits.saving = time.monotonic() - begin
 
     def outcome(self) -> Outcome:
         left = [*(one.job for one in self.under_way), *self.waiting]
         return Outcome(self.records, self.busy, left, self.refused)
-
-
-def locked(job: Job) -> ExitStack | None:
-    """The locks on a job, held until they are closed; None where another process holds one of them."""
-    filelock = extra("filelock")
-    for folder in (job.checkpoint.parent, job.record.parent):  # not found out after hours of training
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(f"{folder} cannot be written to")
-    with ExitStack() as held:
-        for path in job.locks:
-            try:
-                held.enter_context(filelock.FileLock(path).acquire(timeout=0))
-            except filelock.Timeout:
-                return None
-        return held.pop_all()

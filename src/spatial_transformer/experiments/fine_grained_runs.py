@@ -26,6 +26,7 @@ from .data.bird_views import Photographs, Views, held_out, photographs
 from .data.birds import Birds
 from .efficientnet_lite import Features
 from .fine_grained import FineGrained
+from .interrupts import Stop, until_stopped
 from .networks import family_of
 from .paper.birds import TASK, BirdSettings
 from .runs import Descent, Tested, tensor_cores
@@ -169,12 +170,13 @@ class FineGrainedRun(Descent):
     def laid_out(self, images: Tensor) -> Tensor:
         return images.contiguous(memory_format=LAYOUTS[self.settings.layout])
 
-    def tested(self) -> Tested:
+    def tested(self, stop: Stop = lambda: False) -> Tested:
         """The network put to the test images."""
+        batches = torch.arange(len(self.test), device=self.device).split(TESTED_AT_ONCE)
         with self.answering():
             parts = [
                 judged(self.network, self.settings, self.cell.data.size, self.test, chosen)
-                for chosen in torch.arange(len(self.test), device=self.device).split(TESTED_AT_ONCE)
+                for chosen in until_stopped(batches, stop)
             ]
         chances, theta = (torch.cat(many) for many in zip(*parts, strict=True))
         predictions = chances.argmax(1)

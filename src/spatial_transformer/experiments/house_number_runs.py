@@ -20,6 +20,7 @@ from .data.clutter import below
 from .data.random_numbers import RandomNumbers
 from .data.svhn import LOOSE, HouseNumberSet, validation_split
 from .fast_convolutions import fast
+from .interrupts import Stop, until_stopped
 from .paper.svhn import HouseNumberSettings
 from .runs import Descent, Tested, tensor_cores
 from .spec import Cell
@@ -114,10 +115,10 @@ class HouseNumberRun(Descent):
             self.network.dropout.fill_(house_numbers.DROPOUT * self.settings.dropped(self.step_number))
 
     @torch.no_grad()
-    def tested(self) -> Tested:
+    def tested(self, stop: Stop = lambda: False) -> Tested:
         """The network put to the test images, once."""
         parts = []
-        for numbers in self.test_numbers.split(AT_ONCE):
+        for numbers in until_stopped(self.test_numbers.split(AT_ONCE), stop):
             images = house_numbers.normalised(self.test_images[numbers])
             with tensor_cores(False):
                 parts.append(self.network(images, return_theta=True))

@@ -5,16 +5,25 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 Stop = Callable[[], bool]
+Part = TypeVar("Part")
 
 
 class Stopped(Exception):
     """What had been begun is given up, since someone said stop."""
+
+
+def until_stopped(parts: Iterable[Part], stop: Stop) -> Iterator[Part]:
+    """One part after another; before each it is asked whether to stop, which raises ``Stopped``."""
+    for part in parts:
+        if stop():
+            raise Stopped
+        yield part
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from .data.fixed_sets import KINDS, as_images, fixed_batches, fixed_set
 from .data.random_numbers import RandomNumbers
 from .extra import with_triton
 from .fast_convolutions import fast
+from .interrupts import Stop, until_stopped
 from .spec import Cell, DigitSettings
 
 STREAM = 1_000_003  # a run's seed times this is that of its numbers: far from the fixed sets'
@@ -191,11 +192,12 @@ class Run(Descent):
         return self.trained_on, self.cell.data.kind, self.cell.settings.batch, self.seed, self.random.state()
 
     @torch.no_grad()
-    def tested(self) -> Tested:
+    def tested(self, stop: Stop = lambda: False) -> Tested:
         """The network put to the fixed test set."""
         count = len(self.digits.test.labels)  # the last batch begins again with the first digits
         parts = []
-        for part in fixed_batches(self.cell.data.kind, self.digits, device=self.device):
+        batches = fixed_batches(self.cell.data.kind, self.digits, device=self.device)
+        for part in until_stopped(batches, stop):
             with tensor_cores(False):
                 scores, theta = self.network.scores_and_theta(part.images)
             # Where digits lie, as far as the distortion says it.

@@ -47,7 +47,8 @@ class Trains(Steps, Protocol):
     def means(self, steps: int) -> tuple[float, float]:
         """The loss and the error in percent, over so many steps since this was last asked."""
 
-    def tested(self) -> Tested: ...
+    def tested(self, stop: Stop) -> Tested:
+        """stop: asked before each batch, which raises ``Stopped``."""
 
     def first_images(self, count: int) -> Tensor:
         """The first test images, as ``theta`` takes them."""

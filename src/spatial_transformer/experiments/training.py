@@ -22,6 +22,7 @@ from .catalogue import EXPERIMENTS, assignments, chosen
 from .data.places import VARIABLE
 from .display import display, duration, say
 from .interrupts import asked_to_stop
+from .jobs import Job, placed
 from .spec import Cell
 from .tasks import AUTO, Dataset
 
@@ -161,7 +162,7 @@ def variants(changes: Mapping[str, str]) -> list[dict[str, str]]:
     return [dict(zip(changes, combination, strict=True)) for combination in values]
 
 
-def wanted(cells: Sequence[Cell], data: Dataset, given: argparse.Namespace) -> list[engine.Job]:
+def wanted(cells: Sequence[Cell], data: Dataset, given: argparse.Namespace) -> list[Job]:
     """The jobs that have no record, or one that failed where those are wanted again."""
     found = []
     for job in jobs_of(cells, data, given.seed, given.results, given.runs):
@@ -174,7 +175,7 @@ def wanted(cells: Sequence[Cell], data: Dataset, given: argparse.Namespace) -> l
     return found
 
 
-def check_record(job: engine.Job, record: records.Record, data: Dataset) -> None:
+def check_record(job: Job, record: records.Record, data: Dataset) -> None:
     """Refuses a record at a job's place that is not the job's."""
     if (record.cell, record.seed) != (job.cell.name, job.seed):
         raise records.RecordError(f"{job.record} is of {record.cell}, seed {record.seed}: move it away")
@@ -188,7 +189,7 @@ def check_record(job: engine.Job, record: records.Record, data: Dataset) -> None
 
 def jobs_of(
     cells: Sequence[Cell], data: Dataset, seeds: Sequence[int], folder: Path, runs: Path
-) -> list[engine.Job]:
+) -> list[Job]:
     """A job for each cell and seed; what sets these runs apart from those of the table is in their names."""
     usual = {cell.name: cell for cell in EXPERIMENTS[cells[0].experiment].cells}
 
@@ -196,7 +197,7 @@ def jobs_of(
         changed = results.changed(dataclasses.asdict(cell.settings), usual[cell.name])
         return results.apart(changed, data.name, cell)
 
-    return engine.jobs(cells, seeds, folder, runs, apart)
+    return placed(cells, seeds, folder, runs, apart)
 
 
 def device_of(name: str) -> torch.device:
