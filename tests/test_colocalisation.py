@@ -37,7 +37,7 @@ from spatial_transformer.experiments.checkpoints import Checkpoint  # noqa: E402
 from spatial_transformer.experiments.colocalisation import Colocalisation, box, hinge, overlap  # noqa: E402
 from spatial_transformer.experiments.data.one_class import one_class  # noqa: E402
 from spatial_transformer.experiments.data.random_numbers import RandomNumbers  # noqa: E402
-from spatial_transformer.experiments.records import Record  # noqa: E402
+from spatial_transformer.experiments.records import Point, Record  # noqa: E402
 from spatial_transformer.experiments.runs import held_out  # noqa: E402
 
 EXPERIMENT = EXPERIMENTS["colocalisation"]
@@ -420,7 +420,7 @@ def test_the_table_prints_accuracies(tmp_path):
             experiment=cell.experiment, cell=cell.name, seed=seed, status="done", reason=None, error=error,
             paper=cell.paper, digits="MNIST", steps=cell.settings.steps, seconds=1.0, device="CPU",
             commit="c" * 40, date="2026-01-01", versions={}, settings=dataclasses.asdict(cell.settings),
-            parameters=100627, curve=[],
+            parameters=100627, curve=[Point(10, 1.0, 0.0)],
         )  # fmt: skip
         records.write(record, records.path_of(tmp_path, cell.experiment, cell.name, seed, {}))
         worse = dataclasses.replace(record, cell="T84/3", error=1.0, paper=0.0)

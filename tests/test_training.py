@@ -169,6 +169,8 @@ def test_a_record_of_another_run_in_a_place_is_named(capsys):
         ({"settings": {**record.settings, "momentum": 0.5}}, "is of a run with momentum=0.5 on UCI digits"),
         ({"digits": "MNIST"}, "is of a run on MNIST"),
         ({"seed": 3}, "is of R/FCN, seed 3: move it away"),
+        ({"paper": 9.9}, "is no record: paper must be 2.1 as of R/FCN, got 9.9"),
+        ({"settings": {"steps": 30}}, "is no record: settings of distorted-mnist lack batch"),
     ):
         records.write(dataclasses.replace(record, **changed), path)
         capsys.readouterr()

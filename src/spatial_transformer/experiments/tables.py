@@ -209,7 +209,7 @@ def facts(experiment: Experiment, counted: Sequence[Result]) -> Iterator[str]:
     yield f"Devices: {counts(record.device for record in found)}."
     torch = {record.versions.get("torch", "unknown") for record in found}
     yield f"Commits: {counts(short(record.commit) for record in found)}; torch {', '.join(sorted(torch))}."
-    dates = sorted({record.date[:10] for record in found})
+    dates = sorted({record.date for record in found})
     yield f"Dates: {dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}."
     yield f"Time of all runs together: {duration(sum(record.seconds for record in found))}."
 
@@ -278,7 +278,7 @@ def listing(results: Iterable[Result]) -> str:
             error = f"{error} failed: {record.reason}".strip()
         paper = NONE if record.paper is None else f"{record.paper:.1f}"
         kept = [record.cell, str(record.seed), record.digits, assigned(result.changed) or NONE, error, paper]
-        lines.append([*kept, f"{record.steps:,}", record.date[:10], short(record.commit)])
+        lines.append([*kept, f"{record.steps:,}", record.date, short(record.commit)])
     return "\n".join(rows(header, lines))
 
 

@@ -179,6 +179,7 @@ def check_record(job: engine.Job, record: records.Record, data: Dataset) -> None
     if (record.cell, record.seed) != (job.cell.name, job.seed):
         raise records.RecordError(f"{job.record} is of {record.cell}, seed {record.seed}: move it away")
     found = results.Result(job.record, record, job.cell)
+    results.check(found)
     if found.changed or found.digits != data.name:
         settings = f" with {results.assigned(found.changed)}" if found.changed else ""
         raise records.RecordError(
