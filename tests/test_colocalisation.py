@@ -456,5 +456,5 @@ def test_drawing_from_the_command_line(trained, capsys):
         assert moving.n_frames == len(probes.moments(8))
         green = tuple(int(pictures_of_boxes.TRUE[at : at + 2], 16) for at in (1, 3, 5))
         assert green in {colour for _, colour in moving.convert("RGB").getcolors(1 << 16)}
-    assert cli.main([*command, "--only", "means"]) == 1
+    assert cli.main([*command, "--only", "means"]) == 2
     assert "colocalisation has boxes, animation, got --only means" in capsys.readouterr().err

@@ -413,7 +413,7 @@ def test_every_run_in_a_list(tmp_path, capsys):
     ],
 )
 def test_what_is_asked_wrongly_is_said(tmp_path, capsys, arguments, message):
-    assert table("cluttered-mnist", "--results", tmp_path, *arguments) == 1
+    assert table("cluttered-mnist", "--results", tmp_path, *arguments) == 2
     assert message in capsys.readouterr().err
 
 

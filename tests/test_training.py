@@ -23,7 +23,7 @@ from made_up import record_of  # noqa: E402
 from small_runs import SMALL, jobs, same  # noqa: E402
 
 from spatial_transformer.cli import main  # noqa: E402
-from spatial_transformer.experiments import checkpoints, engine, records  # noqa: E402
+from spatial_transformer.experiments import checkpoints, engine, records, statuses  # noqa: E402
 from spatial_transformer.experiments.catalogue import EXPERIMENTS, chosen  # noqa: E402
 from spatial_transformer.experiments.display import Lines, Table, duration, result  # noqa: E402
 from spatial_transformer.experiments.interrupts import asked_to_stop  # noqa: E402
@@ -174,21 +174,21 @@ def test_a_record_of_another_run_in_a_place_is_named(capsys):
     ):
         records.write(dataclasses.replace(record, **changed), path)
         capsys.readouterr()
-        assert main(options) == 1
+        assert main(options) == statuses.BROKEN
         assert f"{path} {said}" in capsys.readouterr().err
 
 
 def test_failed_runs_and_again(capsys):
     options = ["--model", "FCN", *small(learning_rate=1e9)]
-    assert main([*TRAIN, *options]) == 1
+    assert main([*TRAIN, *options]) == statuses.FAILED
     assert "FAILED, the loss is nan" in capsys.readouterr().out
     assert main([*TRAIN, *options]) == 0
     assert "every cell has its record" in capsys.readouterr().out
     kept = found("results/*/*.json").read_bytes()
-    assert main([*TRAIN, *options, "--again", "--device", "abacus"]) == 1
+    assert main([*TRAIN, *options, "--again", "--device", "abacus"]) == statuses.MISUSED
     assert found("results/*/*.json").read_bytes() == kept  # a failure stays until there is another record
     capsys.readouterr()
-    assert main([*TRAIN, *options, "--again"]) == 1
+    assert main([*TRAIN, *options, "--again"]) == statuses.FAILED
     assert "begins" in capsys.readouterr().out
 
 
@@ -200,7 +200,7 @@ def test_a_checkpoint_that_does_not_fit_is_named(capsys):
     checkpoint = weights.rename(weights.with_suffix(".checkpoint.safetensors"))
     found("results/*/*.json").unlink()
     capsys.readouterr()
-    assert main([*options, "0,1"]) == 1
+    assert main([*options, "0,1"]) == statuses.FAILED
     said = capsys.readouterr()
     assert f"stn: R/FCN, seed 0: {checkpoint} is no checkpoint" in said.err
     assert "R/FCN, seed 1" in said.out
@@ -236,7 +236,7 @@ def test_a_time_limit(capsys):
     ],
 )
 def test_bad_arguments(arguments, message, capsys):
-    assert main(["train", "distorted-mnist", "--digits", "packaged", *arguments]) == 1
+    assert main(["train", "distorted-mnist", "--digits", "packaged", *arguments]) == statuses.MISUSED
     assert message in capsys.readouterr().err
 
 
@@ -254,6 +254,15 @@ def test_bad_arguments(arguments, message, capsys):
 def test_arguments_that_do_not_parse(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([*TRAIN, *arguments])
+
+
+def test_the_help_says_what_it_ends_with(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", "--help"])
+    said = " ".join(capsys.readouterr().out.split()).split("exit status: ")[1]
+    known = {value for name, value in vars(statuses).items() if name.isupper()}
+    assert {int(number) for number in re.findall(r"\b\d+\b", said)} == {0, *known}
+    assert f"{statuses.FAILED} all is done, but a run failed" in said
 
 
 def test_spans():

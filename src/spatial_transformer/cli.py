@@ -8,8 +8,10 @@ import sys
 from collections.abc import Sequence
 
 from .experiments import localise, predicting, quickstart, reports, training
+from .experiments.arguments import UsageError
 from .experiments.data import commands as data
 from .experiments.extra import extra
+from .experiments.statuses import BROKEN, INTERRUPTED, MISUSED
 from .info import info
 from .version import __version__
 
@@ -60,10 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:  # a second start goes on from what is complete
         print("stn: interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except (OSError, ValueError, ImportError) as error:  # what a user can mend, without a traceback
         print(f"stn: {said(error)}", file=sys.stderr)
-        return 1
+        return MISUSED if isinstance(error, UsageError) else BROKEN
 
 
 def said(error: Exception) -> str:

@@ -17,8 +17,9 @@ from .data.places import VARIABLE
 from .display import display, duration
 from .interrupts import asked_to_stop
 from .spec import DigitSettings
+from .statuses import FAILED, INTERRUPTED, UNFINISHED
 from .tasks import AUTO
-from .training import FAILED, INTERRUPTED, UNFINISHED, jobs_of
+from .training import jobs_of
 
 EXPERIMENT, KIND, WITHOUT, WITH = "distorted-mnist", "RTS", "FCN", "ST-FCN affine"
 

@@ -17,7 +17,7 @@ from . import (
     results,
     tables,
 )
-from .arguments import file_to_write, folder, folder_to_write
+from .arguments import UsageError, file_to_write, folder, folder_to_write
 from .data import mnist, uci_digits
 from .data.fetch import say
 from .data.places import VARIABLE
@@ -81,7 +81,7 @@ def run(given: argparse.Namespace) -> int:
 def asked(experiment: Experiment, given: Sequence[str], digits: str | None) -> Wanted:
     """Settings and digits as the command line has them."""
     if digits is not None and experiment.task.data not in DIGITS.values():
-        raise ValueError(f"{experiment.name} is of {experiment.task.data}, and has no --digits {digits}")
+        raise UsageError(f"{experiment.name} is of {experiment.task.data}, and has no --digits {digits}")
     data = experiment.task.data if digits is None else DIGITS[digits]
     changes = catalogue.assignments(given)
     settings = vars(experiment.settings.changed(changes))
@@ -106,7 +106,7 @@ def draw(
     by = DRAWN_BY[experiment.task.name]
     known, draw = by.PICTURES, OTHERWISE.get(experiment.name, by.draw)
     if unknown := set(given.only) - set(known):
-        raise ValueError(f"{experiment.name} has {', '.join(known)}, got --only {min(unknown)}")
+        raise UsageError(f"{experiment.name} has {', '.join(known)}, got --only {min(unknown)}")
     made = draw(
         experiment,
         cells,

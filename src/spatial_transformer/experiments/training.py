@@ -17,15 +17,15 @@ from typing import Any
 import torch
 
 from . import cluster, engine, records, results, tasks
-from .arguments import count, folder, folder_to_write
+from .arguments import UsageError, count, folder, folder_to_write
 from .catalogue import EXPERIMENTS, assignments, chosen
 from .data.places import VARIABLE
 from .display import display, duration, say
 from .interrupts import asked_to_stop
 from .spec import Cell
+from .statuses import BROKEN, FAILED, INTERRUPTED, MISUSED, UNFINISHED
 from .tasks import AUTO, Dataset
 
-FAILED, UNFINISHED, INTERRUPTED = 1, 3, 130  # exit statuses
 LARGEST_SEED = 2**32
 
 
@@ -93,8 +93,10 @@ def epilog() -> str:
             f"{experiment.name}: {known}", 100, initial_indent="  ", subsequent_indent="    "
         )
     statuses = (
-        f"0 all is done, {FAILED} a run failed or has a checkpoint that does not fit, "
-        f"{UNFINISHED} time was up or another process is at it, {INTERRUPTED} interrupted"
+        f"0 all is done, {BROKEN} it cannot be done (such as a record that is broken or data that are not "
+        f"here), {MISUSED} what is asked for is not there, {UNFINISHED} time was up or another process is at "
+        f"it, {FAILED} all is done, but a run failed or has a checkpoint that does not fit, "
+        f"{INTERRUPTED} interrupted"
     )
     return "\n".join([*lines, "", *textwrap.wrap(f"exit status: {statuses}", 100)])
 
@@ -104,7 +106,7 @@ def run(given: argparse.Namespace) -> int:
     begin = time.monotonic()
     deadline = begin + given.time_limit
     if given.ray is not None and (given.device != AUTO or given.at_once is not None):
-        raise ValueError("--ray shares out the cells by itself: it takes no --device and no --at-once")
+        raise UsageError("--ray shares out the cells by itself: it takes no --device and no --at-once")
     experiment, changes = EXPERIMENTS[given.experiment], assignments(given.settings)
     cells = [
         dataclasses.replace(cell, settings=cell.settings.changed(variant))
@@ -207,7 +209,7 @@ def device_of(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros((), device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {name}: {str(error).splitlines()[0]}") from None
+        raise UsageError(f"--device {name}: {str(error).splitlines()[0]}") from None
     return device
 
 
