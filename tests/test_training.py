@@ -146,6 +146,21 @@ def test_several_values_of_settings(capsys):
     assert "every cell has its record" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("at_once", "threads"), [("1", 2), ("2", 1), ("3", 1)])
+def test_cells_that_fill_the_cpu_have_one_thread_each(at_once, threads, monkeypatch):
+    seen, trained = [], engine.train
+    monkeypatch.setattr(
+        engine,
+        "train",
+        lambda *given, **options: seen.append(torch.get_num_threads()) or trained(*given, **options),
+    )
+    torch.set_num_threads(2)
+    assert main([*TRAIN, "--model", "FCN", "--seed", "0,1", *small(steps=2), "--at-once", at_once]) == 0
+    after = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert (seen, after) == ([threads], 2)
+
+
 def test_one_of_several_values_goes_on_alone():
     both = ["--model", "FCN", *small(momentum="0.5,0.9", steps=100_000)]
     assert main([*TRAIN, *both, "--at-once", "2", "--time-limit", "4"]) == 3

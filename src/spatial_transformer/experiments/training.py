@@ -22,6 +22,7 @@ from .catalogue import EXPERIMENTS, assignments, chosen
 from .data.places import VARIABLE
 from .display import display, duration, say
 from .interrupts import asked_to_stop
+from .lockstep import one_thread_each
 from .spec import Cell
 from .statuses import BROKEN, FAILED, INTERRUPTED, MISUSED, UNFINISHED
 from .tasks import AUTO, Dataset
@@ -133,7 +134,8 @@ def run(given: argparse.Namespace) -> int:
             device = device_of(given.device)
             on_a_gpu = tasks.TASKS[experiment.task.name].cells_on_a_gpu
             at_once = given.at_once or (on_a_gpu if device.type == "cuda" else 1)
-            with display(len(jobs)) as watcher:
+            side_by_side = device.type == "cpu" and at_once > 1 and at_once >= torch.get_num_threads()
+            with one_thread_each(side_by_side), display(len(jobs)) as watcher:
                 outcome = engine.train(
                     jobs, data, device, at_once=at_once, stop=stop, watcher=watcher, **limits
                 )
