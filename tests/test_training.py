@@ -25,9 +25,9 @@ from small_runs import SMALL, jobs, same  # noqa: E402
 from spatial_transformer.cli import main  # noqa: E402
 from spatial_transformer.experiments import checkpoints, engine, records, statuses  # noqa: E402
 from spatial_transformer.experiments.catalogue import EXPERIMENTS, chosen  # noqa: E402
-from spatial_transformer.experiments.display import Lines, Table, duration, result  # noqa: E402
+from spatial_transformer.experiments.display import Lines, Table, result  # noqa: E402
+from spatial_transformer.experiments.durations import duration, seconds_of  # noqa: E402
 from spatial_transformer.experiments.interrupts import asked_to_stop  # noqa: E402
-from spatial_transformer.experiments.training import span  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone_in_a_folder", "one_thread")
 
@@ -280,8 +280,14 @@ def test_the_help_says_what_it_ends_with(capsys):
     assert f"{statuses.FAILED} all is done, but a run failed" in said
 
 
-def test_spans():
-    assert [span(text) for text in ("90", "1.5", "25m", "1h30m", "1h1m1s")] == [90, 1.5, 1500, 5400, 3661]
+def test_times_as_they_are_given():
+    assert [seconds_of(text) for text in ("90", "1.5", "25m", "1h30m", "1h1m1s")] == [
+        90,
+        1.5,
+        1500,
+        5400,
+        3661,
+    ]
 
 
 # ---- what is shown ----
@@ -328,7 +334,15 @@ def test_the_live_table(digits):
 
 
 def test_durations():
-    assert [duration(seconds) for seconds in (0.4, 59.4, 61, 3661)] == ["0 s", "59 s", "1:01", "1:01:01"]
+    said = {
+        0.4: "0 s",
+        59.4: "59 s",
+        59.6: "1 min 0 s",
+        3599.4: "59 min 59 s",
+        3599.6: "1 h 0 min",
+        3661: "1 h 1 min",
+    }
+    assert {seconds: duration(seconds) for seconds in said} == said
 
 
 def test_signals_are_given_back():

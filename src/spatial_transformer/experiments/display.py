@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .catalogue import EXPERIMENTS
+from .durations import duration
 from .engine import Job, Training, Watcher
 from .extra import extra
 from .records import Record
@@ -45,18 +46,6 @@ class Pace:
         """Until the last of those under way is done."""
         most = max((training.settings.steps - training.run.step_number for training in under_way), default=0)
         return duration(most * self.per_step)
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(7.4), duration(3700)
-    ('7 s', '1:01:40')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def result(name: str, record: Record) -> str:

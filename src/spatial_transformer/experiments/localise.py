@@ -20,7 +20,7 @@ from .arguments import UsageError, count, folder_to_write
 from .colocalisation import Objective, box, transformer
 from .data.fetch import in_one_step, say
 from .data.random_numbers import RandomNumbers
-from .display import duration
+from .durations import duration
 from .encoders import anywhere
 from .extra import extra
 from .interrupts import asked_to_stop

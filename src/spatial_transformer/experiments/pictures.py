@@ -85,7 +85,7 @@ def draw(
     having = [cell for cell in cells if cell.name in found]
     if not having:
         raise PictureError(missing(experiment, cells, wanted, seed))
-    variant = assigned(apart(wanted.changed, wanted.digits, experiment)).split()
+    variant = assigned(apart(wanted.settings, wanted.digits, experiment)).split()
 
     def place(name: str) -> Path:
         """Pictures of changed runs do not take the place of the table's."""

@@ -14,7 +14,8 @@ from .arguments import folder, folder_to_write
 from .catalogue import EXPERIMENTS, chosen
 from .data import mnist, uci_digits
 from .data.places import VARIABLE
-from .display import display, duration
+from .display import display
+from .durations import duration
 from .interrupts import asked_to_stop
 from .lockstep import one_thread_each
 from .spec import DigitSettings

@@ -25,7 +25,7 @@ class Result(NamedTuple):
     @property
     def changed(self) -> dict[str, Any]:
         """Settings."""
-        return changed(self.record.settings, self.cell)
+        return unusual(self.record.settings, self.cell)
 
     @property
     def digits(self) -> str:
@@ -36,17 +36,17 @@ class Result(NamedTuple):
 class Wanted(NamedTuple):
     """Which records count."""
 
-    changed: Mapping[str, Any]  # settings, for those cells that do not have them so anyway
+    settings: Mapping[str, Any]  # for those cells that do not have them so anyway
     digits: str
 
     def counts(self, result: Result) -> bool:
-        settings = dataclasses.asdict(result.cell.settings) | dict(self.changed)
-        return result.changed == changed(settings, result.cell) and result.digits == self.digits
+        settings = dataclasses.asdict(result.cell.settings) | dict(self.settings)
+        return result.changed == unusual(settings, result.cell) and result.digits == self.digits
 
     @property
     def options(self) -> str:
         """As they are given on the command line, a space before each."""
-        settings = f" {assigned(self.changed)}" if self.changed else ""
+        settings = f" {assigned(self.settings)}" if self.settings else ""
         return settings + (" --digits packaged" if self.digits == uci_digits.NAME else "")
 
 
@@ -81,7 +81,7 @@ def asked(experiment: Experiment, settings: Mapping[str, Any], digits: str) -> W
     )
 
 
-def changed(settings: Mapping[str, Any], cell: Cell) -> dict[str, Any]:
+def unusual(settings: Mapping[str, Any], cell: Cell) -> dict[str, Any]:
     """Those settings that are not the cell's own. A record that is older than a setting has its default: what
     was done before there was a choice. Without a transformer those of localisers are as good as any."""
     known = dataclasses.asdict(cell.settings)

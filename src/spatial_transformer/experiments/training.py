@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import itertools
 import math
-import re
 import sys
 import textwrap
 import time
@@ -20,7 +19,8 @@ from . import cluster, engine, records, results, tasks
 from .arguments import UsageError, count, folder, folder_to_write
 from .catalogue import EXPERIMENTS, assignments, chosen
 from .data.places import VARIABLE
-from .display import display, duration, say
+from .display import display, say
+from .durations import duration, seconds_of
 from .interrupts import asked_to_stop
 from .lockstep import one_thread_each
 from .spec import Cell
@@ -68,9 +68,11 @@ def add(commands: Any) -> None:
         "folders of records and checkpoints must be seen by all, and so must house numbers and birds",
     )
     parser.add_argument("--gpu-share", type=share, help="with --ray: of a GPU for each cell (an eighth)")
-    parser.add_argument("--time-limit", type=span, default=math.inf, help="stop before it: 90, 25m, 1h30m")
     parser.add_argument(
-        "--save-every", type=span, default=engine.SAVE_EVERY, help="seconds between checkpoints (30)"
+        "--time-limit", type=seconds_of, default=math.inf, help="stop before it: 90, 25m, 1h30m"
+    )
+    parser.add_argument(
+        "--save-every", type=seconds_of, default=engine.SAVE_EVERY, help="seconds between checkpoints (30)"
     )
     parser.add_argument("--again", action="store_true", help="train anew what has failed")
     parser.add_argument("--results", type=folder_to_write, default="results", help="folder of the records")
@@ -198,7 +200,7 @@ def jobs_of(
     usual = {cell.name: cell for cell in EXPERIMENTS[cells[0].experiment].cells}
 
     def apart(cell: Cell) -> dict[str, Any]:
-        changed = results.changed(dataclasses.asdict(cell.settings), usual[cell.name])
+        changed = results.unusual(dataclasses.asdict(cell.settings), usual[cell.name])
         return results.apart(changed, data.name, cell)
 
     return engine.jobs(cells, seeds, folder, runs, apart)
@@ -239,18 +241,3 @@ def share(text: str) -> float:
     if not 0 <= found <= 1:
         raise argparse.ArgumentTypeError(f"must be from 0 to 1, got {text!r}")
     return found
-
-
-def span(text: str) -> float:
-    """Seconds: of a number, or of numbers with units.
-
-    >>> span("90"), span("25m"), span("1h30m")
-    (90.0, 1500.0, 5400.0)
-    """
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        return float(text)
-    parts = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
-    if parts is None or not text:
-        raise argparse.ArgumentTypeError(f"must be such as 90, 25m or 1h30m, got {text!r}")
-    hours, minutes, seconds = (int(part or 0) for part in parts.groups())
-    return 3600.0 * hours + 60 * minutes + seconds
