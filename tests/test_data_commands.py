@@ -348,7 +348,7 @@ def test_the_extra_is_named():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert "pip install spatial_transformer[experiments]" in done.stderr
+    assert 'pip install ".[experiments]" in the folder of the source code' in done.stderr
     assert "Traceback" not in done.stderr
 
 
