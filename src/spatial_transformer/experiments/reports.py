@@ -34,6 +34,7 @@ DRAWN_BY: dict[str, Any] = {
 }
 # The draw() of an experiment whose images are not one digit on a plane, in place of its task's.
 OTHERWISE = {"addition": pictures_of_pairs.draw, "volumes": pictures_of_volumes.draw}
+FILES = {"training": "animation"}  # what a picture's file is called -> the picture, where the two differ
 DIGITS = {"mnist": mnist.NAME, "packaged": uci_digits.NAME}
 
 
@@ -61,8 +62,9 @@ def add(commands: Any) -> None:
         "--only",
         action="append",
         default=[],
+        type=lambda text: FILES.get(text, text),
         choices=dict.fromkeys(name for each in DRAWN_BY.values() for name in each.PICTURES),
-        help="only this; can be repeated",
+        help="only this; can be repeated. The animation, or training, is the file that ends in -training.gif",
     )
     draw.add_argument("--out", type=folder_to_write, default="pictures", help="the folder to write to")
     draw.add_argument("--data-dir", type=folder, help=f"look here first, before ${VARIABLE} and the cache")
