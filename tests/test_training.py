@@ -290,6 +290,36 @@ def test_times_as_they_are_given():
     ]
 
 
+def test_too_little_memory_is_said(capsys):
+    """Of a batch whose numbers alone are 80 TB."""
+    assert main([*TRAIN, "--model", "FCN", *small(batch=10**13)]) == statuses.BROKEN
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert re.match(
+        r"stn: there is not enough memory: \d+ bytes were asked for at once; a smaller batch", said
+    )
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory.")])
+def test_so_is_that_of_a_gpu(error, capsys, monkeypatch):
+    def broken(*given, **options):
+        raise error
+
+    monkeypatch.setattr(engine, "train", broken)
+    assert main([*TRAIN, "--model", "FCN", *small()]) == statuses.BROKEN
+    assert capsys.readouterr().err == (
+        "stn: there is not enough memory; a smaller batch takes less, and so do fewer cells --at-once\n"
+    )
+
+
+def test_other_errors_of_torch_are_not_hidden(monkeypatch):
+    def broken(*given, **options):
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(engine, "train", broken)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        main([*TRAIN, "--model", "FCN", *small()])
+
+
 # ---- what is shown ----
 
 
@@ -331,6 +361,25 @@ def test_the_live_table(digits):
     assert "0 of 1 done" in seen[-1]
     assert "images a second" in seen[-1]
     assert "% of UCI digits wrong" in console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [20, 40, 70])
+def test_a_narrow_terminal_has_all_but_the_bar(digits, width):
+    console = pytest.importorskip("rich.console").Console(width=width, file=io.StringIO(), record=True)
+    seen = []
+
+    class Seen(Table):
+        def went_on(self, under_way, steps, seconds):
+            super().went_on(under_way, steps, seconds)
+            console.print(self.drawn())
+            seen.append(" ".join(console.export_text().split()))
+
+    with Seen(1, console) as watcher:
+        (record,) = engine.train(jobs("R/ST-FCN affine"), digits, CPU, watcher=watcher).records
+    point = record.curve[-1]
+    words = ["R/ST-FCN affine, seed 0", "30", f"{point.loss:.4f}", f"{point.error:.2f}", "0 of 1 done"]
+    assert [word for word in words if word not in seen[-1]] == []
+    assert "━" not in seen[-1]
 
 
 def test_durations():
