@@ -28,11 +28,13 @@ TABLES ?= distorted-mnist cluttered-mnist addition colocalisation volumes
 SEEDS ?= 0,1,2
 REPRODUCED ?= reproduced
 SETTINGS ?=
+# What `stn train` ends with where a run failed and the others are done: it stands in the table.
+FAILED := 4
 
 reproduce: setup
 	for table in $(TABLES); do \
-		$(BIN)/stn train $$table --seed $(SEEDS) --results $(REPRODUCED) --runs $(REPRODUCED)/runs $(SETTINGS) || [ $$? = 1 ] || exit; \
-		$(BIN)/stn table $$table --results $(REPRODUCED) --out $(REPRODUCED)/$$table.md $(SETTINGS) || [ $$? = 1 ] || exit; \
+		$(BIN)/stn train $$table --seed $(SEEDS) --results $(REPRODUCED) --runs $(REPRODUCED)/runs $(SETTINGS) || { status=$$?; [ $$status = $(FAILED) ] || exit $$status; }; \
+		$(BIN)/stn table $$table --results $(REPRODUCED) --out $(REPRODUCED)/$$table.md $(SETTINGS) || exit; \
 	done
 
 lint: setup

@@ -12,7 +12,7 @@ from spatial_transformer.experiments.catalogue import EXPERIMENTS
 from spatial_transformer.experiments.data import uci_digits
 from spatial_transformer.experiments.jobs import placed
 from spatial_transformer.experiments.pictures import Trained
-from spatial_transformer.experiments.records import Record
+from spatial_transformer.experiments.records import Point, Record
 
 EXPERIMENT = EXPERIMENTS["distorted-mnist"]
 CELLS = {cell.name: cell for cell in EXPERIMENT.cells}
@@ -24,7 +24,8 @@ def record_of(cell, seed, error, curve, **fields):
         "experiment": cell.experiment, "cell": cell.name, "seed": seed, "status": "done", "reason": None,
         "error": error, "paper": cell.paper, "digits": uci_digits.NAME, "steps": cell.settings.steps,
         "seconds": 1.0, "device": "CPU", "commit": "c" * 40, "date": "2026-01-01", "versions": {},
-        "settings": dataclasses.asdict(cell.settings), "parameters": 60_000, "curve": curve, **fields,
+        "settings": dataclasses.asdict(cell.settings), "parameters": 60_000,
+        "curve": curve or [Point(1, 2.0, 80.0)], **fields,
     }  # fmt: skip
     return Record(**given)
 

@@ -40,7 +40,7 @@ from spatial_transformer.experiments.data.one_class import one_class  # noqa: E4
 from spatial_transformer.experiments.data.random_numbers import RandomNumbers  # noqa: E402
 from spatial_transformer.experiments.interrupts import Stopped  # noqa: E402
 from spatial_transformer.experiments.jobs import placed  # noqa: E402
-from spatial_transformer.experiments.records import Record  # noqa: E402
+from spatial_transformer.experiments.records import Point, Record  # noqa: E402
 from spatial_transformer.experiments.runs import held_out  # noqa: E402
 
 EXPERIMENT = EXPERIMENTS["colocalisation"]
@@ -423,7 +423,7 @@ def test_the_table_prints_accuracies(tmp_path):
             experiment=cell.experiment, cell=cell.name, seed=seed, status="done", reason=None, error=error,
             paper=cell.paper, digits="MNIST", steps=cell.settings.steps, seconds=1.0, device="CPU",
             commit="c" * 40, date="2026-01-01", versions={}, settings=dataclasses.asdict(cell.settings),
-            parameters=100627, curve=[],
+            parameters=100627, curve=[Point(10, 1.0, 0.0)],
         )  # fmt: skip
         records.write(record, records.path_of(tmp_path, cell.experiment, cell.name, seed, {}))
         worse = dataclasses.replace(record, cell="T84/3", error=1.0, paper=0.0)
@@ -459,5 +459,5 @@ def test_drawing_from_the_command_line(trained, capsys):
         assert moving.n_frames == len(probes.moments(8))
         green = tuple(int(pictures_of_boxes.TRUE[at : at + 2], 16) for at in (1, 3, 5))
         assert green in {colour for _, colour in moving.convert("RGB").getcolors(1 << 16)}
-    assert cli.main([*command, "--only", "means"]) == 1
+    assert cli.main([*command, "--only", "means"]) == 2
     assert "colocalisation has boxes, animation, got --only means" in capsys.readouterr().err

@@ -494,7 +494,7 @@ def test_without_the_weights(tmp_path, capsys, monkeypatch):
 
 
 def test_a_cell_that_is_not_there(capsys):
-    assert main(["train", "birds", "--model", "4xst-cnn", "--data", "224px"]) == 1
+    assert main(["train", "birds", "--model", "4xst-cnn", "--data", "224px"]) == 2
     assert "birds has no 4xST-CNN of 224px" in capsys.readouterr().err
 
 

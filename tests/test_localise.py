@@ -171,7 +171,7 @@ def test_folders_that_cannot_work_are_named(capsys):
     assert main(["localise", "broken"]) == 1
     assert f"broken{os.sep}05.png cannot be read as a picture" in capsys.readouterr().err
     made(Path("good"), 8)
-    assert main(["localise", "good", "--out", "good"]) == 1
+    assert main(["localise", "good", "--out", "good"]) == 2
     assert "--out must be another folder than good" in capsys.readouterr().err
     Path("file").write_text("")
     with pytest.raises(SystemExit, match="2"):

@@ -90,7 +90,7 @@ def test_what_is_missing_is_said(folder, tmp_path, capsys):
     assert ": `stn train distorted-mnist` makes them" in capsys.readouterr().err
     assert draw("--results", folder, "--out", tmp_path) == 1  # those there are have other settings
     assert "`stn table distorted-mnist --all` lists those that are here" in capsys.readouterr().err
-    assert draw("--results", folder, "--out", tmp_path, "--model", "ST-FNC affine", *OPTIONS) == 1
+    assert draw("--results", folder, "--out", tmp_path, "--model", "ST-FNC affine", *OPTIONS) == 2
     assert "did you mean ST-FCN affine?" in capsys.readouterr().err
 
 

@@ -230,3 +230,12 @@ def test_the_command_draws_what_there_is(trained, tmp_path, capsys):
         with Image.open(path) as found:
             assert found.format == ("GIF" if path.endswith("gif") else "PNG")
             assert 800 <= found.width <= 1400  # legible as wide as a page
+
+
+@pytest.mark.parametrize("name", ["animation", "training"])
+def test_the_animation_is_asked_for_by_its_name_or_by_that_of_its_file(trained, tmp_path, capsys, name):
+    arguments = ["--results", str(trained[0]), "--out", str(tmp_path), "--only", name, *OPTIONS]
+    assert cli.main(["draw", "distorted-mnist", *arguments]) == 0
+    assert [path.name for path in tmp_path.rglob("*.*")] == with_variant(
+        ["R-ST-FCN-affine-training.gif"], CHANGED
+    )

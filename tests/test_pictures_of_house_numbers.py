@@ -79,7 +79,7 @@ def test_the_command(folder, tmp_path, capsys):
     wanted = [f"{tmp_path}/svhn/64px-{what}.png" for what in ("curves", "ST-CNN-Multi-cases")]
     assert capsys.readouterr().out.split() == wanted
     assert all((tmp_path / path).stat().st_size > 10_000 for path in wanted)
-    assert main(["draw", "svhn", *given, "--only", "means"]) == 1
+    assert main(["draw", "svhn", *given, "--only", "means"]) == 2
     assert "svhn has cases, curves, got --only means" in capsys.readouterr().err
 
 

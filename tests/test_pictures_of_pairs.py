@@ -139,5 +139,5 @@ def test_the_command(trained, tmp_path, capsys):
     assert names == with_variant(made, CHANGED)
     with Image.open(tmp_path / "addition" / names[1]) as found:
         assert 800 <= found.width <= 1400
-    assert cli.main([*arguments, "--only", "animation"]) == 1
+    assert cli.main([*arguments, "--only", "animation"]) == 2
     assert "there are cases, means and curves of pairs of digits, no animation" in capsys.readouterr().err

@@ -139,5 +139,5 @@ def test_the_command(trained, tmp_path, capsys):
     assert names == with_variant(["3D-curves.png", "3D-ST-CNN-cases.png", "3D-ST-CNN-means.png"], CHANGED)
     with Image.open(tmp_path / "volumes" / names[1]) as found:
         assert 800 <= found.width <= 1400
-    assert cli.main([*arguments, "--only", "animation", "--only", "overview"]) == 1
+    assert cli.main([*arguments, "--only", "animation", "--only", "overview"]) == 2
     assert "there are cases, means and curves of volumes, no animation, overview" in capsys.readouterr().err

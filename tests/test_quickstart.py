@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("filelock")
 pytest.importorskip("matplotlib")
@@ -62,6 +63,22 @@ def test_a_stopped_quick_start_goes_on(short, capsys, monkeypatch):
     monkeypatch.setattr(quickstart.engine, "train", trained)
     assert main(COMMAND) == 0
     assert "goes on after step 1" in capsys.readouterr().out
+
+
+def test_each_of_the_two_has_one_thread(short, monkeypatch):
+    """OpenMP's threads spin while they wait: on a CPU that is not idle hardly a step was taken."""
+    seen, trained = [], quickstart.engine.train
+    monkeypatch.setattr(
+        quickstart.engine,
+        "train",
+        lambda *given, **options: seen.append(torch.get_num_threads()) or trained(*given, **options),
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    assert main(COMMAND) == 0
+    after = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert (seen, after) == ([1], 2)
 
 
 def test_the_commit_of_this_code(monkeypatch, tmp_path):

@@ -42,12 +42,18 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["record.json"]
 
 
-def test_a_record_from_before_there_were_measures(tmp_path):
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Record)])
+def test_a_record_has_it_all(tmp_path, name):
     path = tmp_path / "record.json"
     content = dataclasses.asdict(RECORD)
-    del content["measures"]
+    del content[name]
     path.write_text(json.dumps(content))
-    assert records.read(path) == RECORD
+    with pytest.raises(RecordError, match=rf"record\.json is no record: a record lacks {name}"):
+        records.read(path)
+
+
+def test_measures_are_kept(tmp_path):
+    path = tmp_path / "record.json"
     measured = dataclasses.replace(RECORD, measures={"apart": 93.5})
     records.write(measured, path)
     assert records.read(path) == measured
@@ -76,13 +82,21 @@ def test_a_failed_run_has_a_record(tmp_path):
         ({"versions": {"torch": 2}}, "versions must be dict[str, str], got {'torch': 2}"),
         ({"seconds": -1}, "seconds must not be negative, got -1"),
         ({"seed": -1}, "seed must not be negative, got -1"),
-        ({"parameters": -1}, "parameters must not be negative, got -1"),
+        ({"parameters": 0}, "parameters must be at least 1, got 0"),
+        ({"commit": ""}, "commit must be given, got ''"),
+        ({"device": " "}, "device must be given, got ' '"),
+        ({"digits": ""}, "digits must be given, got ''"),
+        ({"date": "yesterday"}, "date must be such as 2026-01-31, got 'yesterday'"),
+        ({"date": "2026-02-30"}, "date must be such as 2026-01-31, got '2026-02-30'"),
+        ({"date": "20260131"}, "date must be such as 2026-01-31"),
+        ({"curve": []}, "the curve of a run that is done must have points, got none"),
+        ({"settings": {}}, "settings must have steps, a whole number, got None"),
         (
             {"steps": 149_999},
             "steps must be the 150000 of the settings, or fewer where a run failed, got 149999",
         ),
         ({"steps": 150_001}, "steps must be the 150000 of the settings"),
-        ({"settings": {"steps": "many"}}, "is no record"),
+        ({"settings": {"steps": "many"}}, "settings must have steps, a whole number, got 'many'"),
         ({"curve": curve(500, 500)}, "steps of the curve must ascend from 1 to 150000, got 500 after 500"),
         ({"curve": curve(1000, 500)}, "steps of the curve must ascend"),
         ({"curve": curve(0, 500)}, "steps of the curve must ascend from 1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 
 import pytest
 import torch
@@ -101,6 +102,38 @@ def test_runs_that_see_the_same_share_their_batches(digits):
         assert torch.equal(one.weights, other.weights)
         assert torch.equal(one.sums, other.sums)
         assert one.random.state() == other.random.state()
+
+
+def test_with_one_thread_of_torchs_each_run_has_its_own(digits):
+    """With more they take turns: all would wait for threads of all."""
+    runs = [started(name, digits) for name in ("R/FCN", "R/ST-FCN affine", "RTS/FCN")]
+    used = []
+    for run in runs:
+        run.learn = lambda *batch, learn=run.learn: used.append(threading.current_thread()) or learn(*batch)
+    switches = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [switch.allow_tf32 for switch in switches]
+    assert torch.get_num_threads() == 1
+    Lockstep(runs).advance(5)
+    assert len(used) == 15
+    assert 2 <= len(set(used)) <= 3
+    assert threading.main_thread() in used
+    assert [switch.allow_tf32 for switch in switches] == before
+    used.clear()
+    torch.set_num_threads(2)
+    Lockstep(runs).advance(1)
+    torch.set_num_threads(1)
+    assert set(used) == {threading.main_thread()}
+
+
+def test_what_goes_wrong_in_a_thread_is_raised(digits):
+    runs = [started(name, digits) for name in ("R/FCN", "R/ST-FCN affine")]
+
+    def broken(*batch):
+        raise ArithmeticError("no")
+
+    runs[1].learn = broken
+    with pytest.raises(ArithmeticError, match="no"):
+        Lockstep(runs).advance(1)
 
 
 @pytest.mark.parametrize("change", [{"batch": 16}, {"held_out": 100}], ids=str)

@@ -23,11 +23,11 @@ from made_up import record_of  # noqa: E402
 from small_runs import SMALL, jobs, same  # noqa: E402
 
 from spatial_transformer.cli import main  # noqa: E402
-from spatial_transformer.experiments import checkpoints, engine, records  # noqa: E402
+from spatial_transformer.experiments import checkpoints, engine, records, statuses  # noqa: E402
 from spatial_transformer.experiments.catalogue import EXPERIMENTS, chosen  # noqa: E402
-from spatial_transformer.experiments.display import Lines, Table, duration, result  # noqa: E402
+from spatial_transformer.experiments.display import Lines, Table, result  # noqa: E402
+from spatial_transformer.experiments.durations import duration, seconds_of  # noqa: E402
 from spatial_transformer.experiments.interrupts import asked_to_stop  # noqa: E402
-from spatial_transformer.experiments.training import span  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("alone_in_a_folder", "one_thread")
 
@@ -146,6 +146,21 @@ def test_several_values_of_settings(capsys):
     assert "every cell has its record" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("at_once", "threads"), [("1", 2), ("2", 1), ("3", 1)])
+def test_cells_that_fill_the_cpu_have_one_thread_each(at_once, threads, monkeypatch):
+    seen, trained = [], engine.train
+    monkeypatch.setattr(
+        engine,
+        "train",
+        lambda *given, **options: seen.append(torch.get_num_threads()) or trained(*given, **options),
+    )
+    torch.set_num_threads(2)
+    assert main([*TRAIN, "--model", "FCN", "--seed", "0,1", *small(steps=2), "--at-once", at_once]) == 0
+    after = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert (seen, after) == ([threads], 2)
+
+
 def test_one_of_several_values_goes_on_alone():
     both = ["--model", "FCN", *small(momentum="0.5,0.9", steps=100_000)]
     assert main([*TRAIN, *both, "--at-once", "2", "--time-limit", "4"]) == 3
@@ -169,24 +184,26 @@ def test_a_record_of_another_run_in_a_place_is_named(capsys):
         ({"settings": {**record.settings, "momentum": 0.5}}, "is of a run with momentum=0.5 on UCI digits"),
         ({"digits": "MNIST"}, "is of a run on MNIST"),
         ({"seed": 3}, "is of R/FCN, seed 3: move it away"),
+        ({"paper": 9.9}, "is no record: paper must be 2.1 as of R/FCN, got 9.9"),
+        ({"settings": {"steps": 30}}, "is no record: settings of distorted-mnist lack batch"),
     ):
         records.write(dataclasses.replace(record, **changed), path)
         capsys.readouterr()
-        assert main(options) == 1
+        assert main(options) == statuses.BROKEN
         assert f"{path} {said}" in capsys.readouterr().err
 
 
 def test_failed_runs_and_again(capsys):
     options = ["--model", "FCN", *small(learning_rate=1e9)]
-    assert main([*TRAIN, *options]) == 1
+    assert main([*TRAIN, *options]) == statuses.FAILED
     assert "FAILED, the loss is nan" in capsys.readouterr().out
     assert main([*TRAIN, *options]) == 0
     assert "every cell has its record" in capsys.readouterr().out
     kept = found("results/*/*.json").read_bytes()
-    assert main([*TRAIN, *options, "--again", "--device", "abacus"]) == 1
+    assert main([*TRAIN, *options, "--again", "--device", "abacus"]) == statuses.MISUSED
     assert found("results/*/*.json").read_bytes() == kept  # a failure stays until there is another record
     capsys.readouterr()
-    assert main([*TRAIN, *options, "--again"]) == 1
+    assert main([*TRAIN, *options, "--again"]) == statuses.FAILED
     assert "begins" in capsys.readouterr().out
 
 
@@ -198,7 +215,7 @@ def test_a_checkpoint_that_does_not_fit_is_named(capsys):
     checkpoint = weights.rename(weights.with_suffix(".checkpoint.safetensors"))
     found("results/*/*.json").unlink()
     capsys.readouterr()
-    assert main([*options, "0,1"]) == 1
+    assert main([*options, "0,1"]) == statuses.FAILED
     said = capsys.readouterr()
     assert f"stn: R/FCN, seed 0: {checkpoint} is no checkpoint" in said.err
     assert "R/FCN, seed 1" in said.out
@@ -234,7 +251,7 @@ def test_a_time_limit(capsys):
     ],
 )
 def test_bad_arguments(arguments, message, capsys):
-    assert main(["train", "distorted-mnist", "--digits", "packaged", *arguments]) == 1
+    assert main(["train", "distorted-mnist", "--digits", "packaged", *arguments]) == statuses.MISUSED
     assert message in capsys.readouterr().err
 
 
@@ -254,8 +271,53 @@ def test_arguments_that_do_not_parse(arguments, capsys):
         main([*TRAIN, *arguments])
 
 
-def test_spans():
-    assert [span(text) for text in ("90", "1.5", "25m", "1h30m", "1h1m1s")] == [90, 1.5, 1500, 5400, 3661]
+def test_the_help_says_what_it_ends_with(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", "--help"])
+    said = " ".join(capsys.readouterr().out.split()).split("exit status: ")[1]
+    known = {value for name, value in vars(statuses).items() if name.isupper()}
+    assert {int(number) for number in re.findall(r"\b\d+\b", said)} == {0, *known}
+    assert f"{statuses.FAILED} all is done, but a run failed" in said
+
+
+def test_times_as_they_are_given():
+    assert [seconds_of(text) for text in ("90", "1.5", "25m", "1h30m", "1h1m1s")] == [
+        90,
+        1.5,
+        1500,
+        5400,
+        3661,
+    ]
+
+
+def test_too_little_memory_is_said(capsys):
+    """Of a batch whose numbers alone are 80 TB."""
+    assert main([*TRAIN, "--model", "FCN", *small(batch=10**13)]) == statuses.BROKEN
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert re.match(
+        r"stn: there is not enough memory: \d+ bytes were asked for at once; a smaller batch", said
+    )
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory.")])
+def test_so_is_that_of_a_gpu(error, capsys, monkeypatch):
+    def broken(*given, **options):
+        raise error
+
+    monkeypatch.setattr(engine, "train", broken)
+    assert main([*TRAIN, "--model", "FCN", *small()]) == statuses.BROKEN
+    assert capsys.readouterr().err == (
+        "stn: there is not enough memory; a smaller batch takes less, and so do fewer cells --at-once\n"
+    )
+
+
+def test_other_errors_of_torch_are_not_hidden(monkeypatch):
+    def broken(*given, **options):
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(engine, "train", broken)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        main([*TRAIN, "--model", "FCN", *small()])
 
 
 # ---- what is shown ----
@@ -301,8 +363,35 @@ def test_the_live_table(digits):
     assert "% of UCI digits wrong" in console.file.getvalue()
 
 
+@pytest.mark.parametrize("width", [20, 40, 70])
+def test_a_narrow_terminal_has_all_but_the_bar(digits, width):
+    console = pytest.importorskip("rich.console").Console(width=width, file=io.StringIO(), record=True)
+    seen = []
+
+    class Seen(Table):
+        def went_on(self, under_way, steps, seconds):
+            super().went_on(under_way, steps, seconds)
+            console.print(self.drawn())
+            seen.append(" ".join(console.export_text().split()))
+
+    with Seen(1, console) as watcher:
+        (record,) = engine.train(jobs("R/ST-FCN affine"), digits, CPU, watcher=watcher).records
+    point = record.curve[-1]
+    words = ["R/ST-FCN affine, seed 0", "30", f"{point.loss:.4f}", f"{point.error:.2f}", "0 of 1 done"]
+    assert [word for word in words if word not in seen[-1]] == []
+    assert "━" not in seen[-1]
+
+
 def test_durations():
-    assert [duration(seconds) for seconds in (0.4, 59.4, 61, 3661)] == ["0 s", "59 s", "1:01", "1:01:01"]
+    said = {
+        0.4: "0 s",
+        59.4: "59 s",
+        59.6: "1 min 0 s",
+        3599.4: "59 min 59 s",
+        3599.6: "1 h 0 min",
+        3661: "1 h 1 min",
+    }
+    assert {seconds: duration(seconds) for seconds in said} == said
 
 
 def test_signals_are_given_back():

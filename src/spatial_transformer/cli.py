@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 
+import torch
+
 from .experiments import localise, predicting, quickstart, reports, training
+from .experiments.arguments import UsageError
 from .experiments.data import commands as data
 from .experiments.extra import extra
+from .experiments.statuses import BROKEN, INTERRUPTED, MISUSED
 from .info import info
 from .version import __version__
 
@@ -18,6 +23,9 @@ WORDS: dict[type[OSError], str] = {
     FileExistsError: "must be a folder, and is a file",
     IsADirectoryError: "must be a file, and is a folder",
 }
+
+# What takes less memory, of training.
+SMALLER = "; a smaller batch takes less, and so do fewer cells --at-once"
 
 # What a command cannot end without: asked for before there is work to be lost.
 NEEDS = {"train": ("filelock", "safetensors"), "quickstart": ("filelock", "safetensors", "matplotlib")}
@@ -60,10 +68,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:  # a second start goes on from what is complete
         print("stn: interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
+    except (MemoryError, RuntimeError) as error:
+        if not of_memory(error):
+            raise
+        less = SMALLER if given.command == "train" else ""
+        print(f"stn: there is not enough memory{wanted_memory(error)}{less}", file=sys.stderr)
+        return BROKEN
     except (OSError, ValueError, ImportError) as error:  # what a user can mend, without a traceback
         print(f"stn: {said(error)}", file=sys.stderr)
-        return 1
+        return MISUSED if isinstance(error, UsageError) else BROKEN
+
+
+def of_memory(error: Exception) -> bool:
+    """Whether there was too little of it; what torch says of the CPU's is a RuntimeError like any other."""
+    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return known or re.search("DefaultCPUAllocator|out of memory", str(error)) is not None
+
+
+def wanted_memory(error: Exception) -> str:
+    """How much was asked for, as far as that was said."""
+    found = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", str(error))
+    return f": {found[1]} were asked for at once" if found else ""
 
 
 def said(error: Exception) -> str:

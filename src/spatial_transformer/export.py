@@ -37,7 +37,9 @@ def export_onnx(model: nn.Module, image: Tensor, path: str | os.PathLike[str]) -
     try:
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ImportError("export_onnx needs the extra: pip install spatial_transformer[export]") from error
+        raise ImportError(
+            'export_onnx needs the extra: pip install ".[export]" in the folder of the source code'
+        ) from error
     if image.shape[0] < 2:  # a batch of 1 would be taken for a constant
         image = torch.cat([image, image]) if image.shape[0] else image.new_zeros(2, *image.shape[1:])
     path = Path(path)

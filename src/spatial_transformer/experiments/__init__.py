@@ -1,1 +1,1 @@
-"""The paper's experiments. They need the extra: ``pip install spatial_transformer[experiments]``."""
+"""The paper's experiments. They need the extra: ``pip install ".[experiments]"`` in a clone."""

@@ -12,6 +12,10 @@ from pathlib import Path
 from .picture_formats import format_of
 
 
+class UsageError(ValueError):
+    """What was asked for is not to be had: a name that is not known, a value that cannot be."""
+
+
 def count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise ArgumentTypeError(f"must be a whole number from 1, got {text!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+from .arguments import UsageError
 from .paper import addition, birds, cluttered_mnist, colocalisation, distorted_mnist, svhn, volumes
 from .spec import Cell, Experiment
 
@@ -37,7 +38,7 @@ def chosen(experiment: Experiment, models: Sequence[str] = (), data: Sequence[st
         if (not rows or cell.model.name in rows) and (not columns or cell.data.kind in columns)
     ]
     if not found:
-        raise ValueError(
+        raise UsageError(
             f"{experiment.name} has no {', '.join(sorted(rows))} of {', '.join(sorted(columns))}"
         )
     return found
@@ -49,7 +50,7 @@ def known(what: str, name: str, names: Iterable[str]) -> str:
     if name.lower() not in by_case:
         near = difflib.get_close_matches(name.lower(), by_case, n=1, cutoff=0.4)
         meant = f"; did you mean {by_case[near[0]]}?" if near else ""
-        raise ValueError(f"{what} must be one of {', '.join(by_case.values())}, got {name!r}{meant}")
+        raise UsageError(f"{what} must be one of {', '.join(by_case.values())}, got {name!r}{meant}")
     return by_case[name.lower()]
 
 
@@ -59,10 +60,10 @@ def assignments(given: Sequence[str]) -> dict[str, str]:
     for text in given:
         key, equals, value = text.partition("=")
         if not equals:
-            raise ValueError(f"a setting must be given as KEY=VALUE, got {text!r}")
+            raise UsageError(f"a setting must be given as KEY=VALUE, got {text!r}")
         name = key.strip().replace("-", "_")
         if name in found:
-            raise ValueError(
+            raise UsageError(
                 f"{name} is given twice; several values are {name}={found[name]},{value.strip()}"
             )
         found[name] = value.strip()

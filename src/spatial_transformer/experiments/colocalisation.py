@@ -16,6 +16,7 @@ from ..localisers import ConvLocaliser, Head
 from ..module import SpatialTransformer
 from ..sampling import warp
 from . import networks
+from .arguments import UsageError
 from .data.digits import DigitSet
 from .data.distortions import DIGIT
 from .data.one_class import one_class
@@ -175,7 +176,7 @@ class Objective:
         momentum: float,
     ) -> None:
         if not 2 <= batch <= len(images):
-            raise ValueError(f"batch must be from 2 to the {len(images)} images, got {batch}")
+            raise UsageError(f"batch must be from 2 to the {len(images)} images, got {batch}")
         self.images, self.network, self.encode, self.random = images, network, encode, random
         self.batch, self.momentum = batch, momentum
         device = images.device

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .catalogue import EXPERIMENTS
+from .durations import duration
 from .engine import Training, Watcher
 from .extra import extra
 from .jobs import Job
@@ -18,6 +19,7 @@ from .records import Record
 from .results import Result, as_the_paper
 
 QUIET = 30.0  # seconds between lines
+WIDEST = 10_000  # columns: more than any table has
 SMOOTH = 0.2  # what the last look counts for in the speed
 
 
@@ -46,18 +48,6 @@ class Pace:
         """Until the last of those under way is done."""
         most = max((training.settings.steps - training.run.step_number for training in under_way), default=0)
         return duration(most * self.per_step)
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(7.4), duration(3700)
-    ('7 s', '1:01:40')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def result(name: str, record: Record) -> str:
@@ -120,7 +110,10 @@ class Table(AbstractContextManager["Table"]):
         self.total, self.pace = total, Pace()
         self.ended_records: list[Record] = []
         self.under_way: Sequence[Training] = ()
-        self.live = extra("rich.live").Live(console=console, refresh_per_second=2, get_renderable=self.drawn)
+        self.console = console or extra("rich").get_console()
+        self.live = extra("rich.live").Live(
+            console=self.console, refresh_per_second=2, get_renderable=self.drawn
+        )
 
     def __enter__(self) -> Table:
         self.live.__enter__()
@@ -140,28 +133,44 @@ class Table(AbstractContextManager["Table"]):
     def ended(self, job: Job, record: Record) -> None:
         self.ended_records.append(record)
         style = "red" if record.status == "failed" else "green"
-        self.live.console.print(extra("rich.text").Text(result(job.name, record), style=style))
+        self.console.print(extra("rich.text").Text(result(job.name, record), style=style))
 
     def drawn(self) -> Any:
-        table = extra("rich.table").Table(box=None, pad_edge=False)
+        """The table, without its bars where the terminal is too narrow for them, or lines."""
+        options = self.console.options.update(max_width=WIDEST)
+        for table in (self.table(bars=True), self.table(bars=False)):
+            natural = extra("rich.measure").Measurement.get(self.console, options, table).maximum
+            if natural <= self.console.width:
+                return table
+        lines = [f"{training.job.name}: {standing(training)}" for training in self.under_way]
+        return extra("rich.text").Text("\n".join([self.title, *lines] if self.title else lines))
+
+    @property
+    def title(self) -> str:
+        if not (self.under_way and self.pace.per_step):
+            return ""
+        pace = f"{self.pace}, {self.pace.images(self.under_way)}, {self.pace.left(self.under_way)} left"
+        return f"{len(self.ended_records)} of {self.total} done; {pace}"
+
+    def table(self, *, bars: bool) -> Any:
+        # The title above: of a table higher than the terminal the lower end is cut off.
+        table = extra("rich.table").Table(title=self.title or None, box=None, pad_edge=False)
         table.add_column("cell")
-        table.add_column("", width=24)
+        if bars:
+            table.add_column("", width=24)
         for title in ("step", "loss", "error, %"):
             table.add_column(title, justify="right")
         for training in self.under_way:
             point = training.curve[-1] if training.curve else None
             step, steps = training.run.step_number, training.settings.steps
+            bar = extra("rich.progress_bar").ProgressBar(total=steps, completed=step)
             table.add_row(
                 training.job.name,
-                extra("rich.progress_bar").ProgressBar(total=steps, completed=step),
+                *([bar] if bars else []),
                 f"{step:,} / {steps:,}",
                 f"{point.loss:.4f}" if point else "",
                 f"{point.error:.2f}" if point else "",
             )
-        if self.under_way and self.pace.per_step:
-            pace = f"{self.pace}, {self.pace.images(self.under_way)}, {self.pace.left(self.under_way)} left"
-            # Above: of a table higher than the terminal the lower end is cut off.
-            table.title = f"{len(self.ended_records)} of {self.total} done; {pace}"
         return table
 
 

@@ -16,7 +16,7 @@ def extra(module: str, extra: str = "experiments") -> Any:
     except ImportError as error:
         raise ImportError(
             f"{module} is not installed; the experiments need the extra: "
-            f"pip install spatial_transformer[{extra}]"
+            f'pip install ".[{extra}]" in the folder of the source code'
         ) from error
 
 

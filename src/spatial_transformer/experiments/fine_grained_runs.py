@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ..localisers import Head
 from . import efficientnet_lite, measures_of_birds
+from .arguments import UsageError
 from .data import birds
 from .data.bird_views import Photographs, Views, held_out, photographs
 from .data.birds import Birds
@@ -112,7 +113,7 @@ class FineGrainedRun(Descent):
         chosen = held_out(data.birds, settings.held_out).to(self.device)
         self.train, self.test = (photographs(chosen, split, self.device) for split in ("train", "test"))
         if settings.batch > len(self.train):
-            raise ValueError(
+            raise UsageError(
                 f"batch must be at most the {len(self.train):,} training images, got {settings.batch}"
             )
         self.views = views_of(settings, cell.data.size)

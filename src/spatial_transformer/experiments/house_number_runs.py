@@ -16,6 +16,7 @@ from torch import Tensor
 from ..families import Affine
 from ..sampling import warp
 from . import house_numbers
+from .arguments import UsageError
 from .data.clutter import below
 from .data.random_numbers import RandomNumbers
 from .data.svhn import LOOSE, HouseNumberSet, validation_split
@@ -69,7 +70,7 @@ class HouseNumberRun(Descent):
         trained, tested = torch.arange(len(train.labels)), torch.arange(len(test.labels))
         if settings.held_out:
             if settings.held_out >= len(train.labels):
-                raise ValueError(
+                raise UsageError(
                     f"held_out must be less than the {len(train.labels):,} training images, got "
                     f"{settings.held_out:,}"
                 )

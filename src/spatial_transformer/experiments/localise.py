@@ -16,17 +16,18 @@ from torch import Tensor, nn
 from ..families import Attention
 from ..sampling import warp
 from . import networks
-from .arguments import count, folder_to_write
+from .arguments import UsageError, count, folder_to_write
 from .colocalisation import Objective, box, transformer
 from .data.fetch import in_one_step, say
 from .data.random_numbers import RandomNumbers
-from .display import duration
+from .durations import duration
 from .encoders import anywhere
 from .extra import extra
 from .interrupts import asked_to_stop
 from .own_pictures import in_colour
+from .statuses import INTERRUPTED
 from .tasks import AUTO
-from .training import INTERRUPTED, device_of
+from .training import device_of
 
 SIZE, CROP = 84, 28  # pixels that pictures are resized to, and that a crop has: as in the paper
 SCALES = 0.2, 0.6  # of a crop, of the picture
@@ -151,7 +152,7 @@ def run(given: argparse.Namespace) -> int:
 def check_out(out: Path, folder: Path) -> None:
     """Before anything is trained."""
     if out.resolve() == folder.resolve():
-        raise ValueError(
+        raise UsageError(
             f"--out must be another folder than {folder}: pictures with boxes would be read as given"
         )
 

@@ -1,20 +1,24 @@
 """Runs that take their steps together.
 
-On the CPU they take turns. On a GPU the steps of all of them are captured in one CUDA graph, each on a stream
-of its own: a step alone is a hundred small kernels that leave most of the device idle. Half of these make the
-batch, and are done once for all runs that see the same: the cells of a column, of one seed.
+On the CPU they take turns; where torch may use one thread only, each has a thread of its own. On a GPU the
+steps of all of them are captured in one CUDA graph, each on a stream of its own: a step alone is a hundred
+small kernels that leave most of the device idle. Half of these make the batch, and are done once for all runs
+that see the same: the cells of a column, of one seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from .data.random_numbers import RandomNumbers
-from .runs import State
+from .runs import State, tensor_cores
 
 WARM = 2  # steps before a capture: kernels are compiled, libraries choose their algorithms
 
@@ -53,13 +57,22 @@ class Lockstep:
     def __init__(self, runs: Sequence[Steps]) -> None:
         self.runs = list(runs)
         self.groups = seeing_the_same(self.runs)
-        self.graph = captured(self.groups) if runs[0].device.type == "cuda" else None
+        on_a_gpu = runs[0].device.type == "cuda"
+        self.graph = captured(self.groups) if on_a_gpu else None
+        alone = on_a_gpu or len(runs) == 1 or torch.get_num_threads() > 1
+        self.threads = (
+            None if alone else ThreadPoolExecutor(len(runs) - 1, "run", torch.set_num_threads, (1,))
+        )
 
     def advance(self, steps: int) -> None:
         """So many steps of each, at the learning rate of the first of them. Waits for the device."""
         for run in self.runs:
             run.set_rate()
-        if self.graph is None:
+        if self.threads is not None:
+            with tensor_cores(False):  # as each of them has it; what was before is not theirs to put back
+                for _ in range(steps):
+                    step_of_all(self.groups, self.threads)
+        elif self.graph is None:
             for group in self.groups:
                 for _ in range(steps):
                     step(group)
@@ -90,6 +103,39 @@ def step(group: Sequence[Steps]) -> None:
     first.learn(images, labels)
     for other in others:
         follow(other, first, images, labels)
+
+
+def step_of_all(groups: Sequence[Sequence[Steps]], threads: ThreadPoolExecutor) -> None:
+    """One step of each run, side by side: the first in this thread, each of the others in one of its own."""
+    work: list[Callable[[], None]] = []
+    for first, *others in groups:
+        if not others:
+            work.append(first.step)
+            continue
+        assert isinstance(first, Seeing)
+        images, labels = first.batch()
+        work.append(functools.partial(first.learn, images, labels))
+        work += [functools.partial(follow, other, first, images, labels) for other in others]
+    waited_for = [threads.submit(task) for task in work[1:]]
+    work[0]()
+    for task in waited_for:
+        task.result()
+
+
+@contextmanager
+def one_thread_each(wanted: bool = True) -> Iterator[None]:
+    """Runs on the CPU have one thread each meanwhile, and do not wait for one another's.
+
+    OpenMP's threads spin while they wait: on a CPU that others use too they mostly wait for one that does not
+    get its turn.
+    """
+    before = torch.get_num_threads()
+    try:
+        if wanted:
+            torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def follow(run: Steps, first: Seeing, images: Tensor, labels: Tensor) -> None:

@@ -16,6 +16,7 @@ from ..families import Affine, Attention, Projective
 from ..family import Family
 from ..localisers import ConvLocaliser, DenseLocaliser
 from ..module import SpatialTransformer
+from .arguments import UsageError
 from .data.random_numbers import BITS, RandomNumbers
 from .extra import with_triton
 from .spec import CLASSES, Cell, Data, DigitSettings, Model
@@ -271,7 +272,7 @@ def widest(count: Callable[[int], int], cell: Cell, spent: int) -> int:
     assert isinstance(cell.settings, DigitSettings)
     wanted = cell.settings.parameters - spent
     if count(1) > wanted:
-        raise ValueError(
+        raise UsageError(
             f"{cell.name}: parameters must be at least {spent + count(1):,}, got {cell.settings.parameters:,}"
         )
     width = 1

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ..family import Family
 from . import probes
+from .arguments import UsageError
 from .curves import curves
 from .data.fetch import Say, say
 from .figures import save
@@ -84,7 +85,7 @@ def draw(
     having = [cell for cell in cells if cell.name in found]
     if not having:
         raise PictureError(missing(experiment, cells, wanted, seed))
-    variant = assigned(apart(wanted.changed, wanted.digits, experiment)).split()
+    variant = assigned(apart(wanted.settings, wanted.digits, experiment)).split()
 
     def place(name: str) -> Path:
         """Pictures of changed runs do not take the place of the table's."""
@@ -121,9 +122,7 @@ def of_each_run(what: str, made_by: Mapping[str, Callable[[Trained, Any, Base], 
         title: str,
     ) -> Iterator[Path]:
         if not set(pictures) & set(made_by):
-            raise PictureError(
-                f"there are {', '.join(made_by)} and curves of {what}, no {', '.join(pictures)}"
-            )
+            raise UsageError(f"there are {', '.join(made_by)} and curves of {what}, no {', '.join(pictures)}")
         for one in kept:
             for name, make in made_by.items():
                 if name in pictures:

@@ -14,11 +14,14 @@ from .arguments import folder, folder_to_write
 from .catalogue import EXPERIMENTS, chosen
 from .data import mnist, uci_digits
 from .data.places import VARIABLE
-from .display import display, duration
+from .display import display
+from .durations import duration
 from .interrupts import asked_to_stop
+from .lockstep import one_thread_each
 from .spec import DigitSettings
+from .statuses import FAILED, INTERRUPTED, UNFINISHED
 from .tasks import AUTO
-from .training import FAILED, INTERRUPTED, UNFINISHED, jobs_of
+from .training import jobs_of
 
 EXPERIMENT, KIND, WITHOUT, WITH = "distorted-mnist", "RTS", "FCN", "ST-FCN affine"
 
@@ -57,7 +60,7 @@ def run(given: argparse.Namespace) -> int:
         dataclasses.replace(cell, settings=settings) for cell in chosen(experiment, [WITHOUT, WITH], [KIND])
     ]
     jobs = jobs_of(cells, digits, [0], given.out, given.out / "runs")
-    with asked_to_stop() as stop, display(len(jobs)) as watcher:
+    with asked_to_stop() as stop, one_thread_each(), display(len(jobs)) as watcher:
         outcome = engine.train(jobs, digits, torch.device("cpu"), at_once=2, stop=stop, watcher=watcher)
     for refusal in outcome.refused:
         print(f"stn: {refusal}", file=sys.stderr)

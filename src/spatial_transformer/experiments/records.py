@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import itertools
 import json
 import math
@@ -48,7 +49,7 @@ class Record:
     seconds: float  # of its steps alone; of steps that several runs take side by side, its share
     device: str
     commit: str
-    date: str
+    date: str  # such as "2026-01-31"
     versions: dict[str, str]
     settings: dict[str, Any]
     parameters: int
@@ -65,10 +66,18 @@ class Record:
             raise ValueError("error must be given where a run is done, got None")
         if self.error is not None:
             check_percentage(self.error)
-        for name in ("seed", "steps", "seconds", "parameters"):
+        for name in ("seed", "steps", "seconds"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        wanted = self.settings.get("steps", self.steps)
+        if self.parameters < 1:
+            raise ValueError(f"parameters must be at least 1, got {self.parameters}")
+        for name in ("digits", "device", "commit"):
+            if not getattr(self, name).strip():
+                raise ValueError(f"{name} must be given, got {getattr(self, name)!r}")
+        check_date(self.date)
+        wanted: Any = self.settings.get("steps")
+        if not fits(wanted, int):
+            raise ValueError(f"settings must have steps, a whole number, got {wanted!r}")
         if self.steps > wanted or (self.status == "done" and self.steps < wanted):
             raise ValueError(
                 f"steps must be the {wanted} of the settings, or fewer where a run failed, got {self.steps}"
@@ -78,6 +87,8 @@ class Record:
                 raise ValueError(
                     f"steps of the curve must ascend from 1 to {self.steps}, got {step} after {before}"
                 )
+        if self.status == "done" and not self.curve:
+            raise ValueError("the curve of a run that is done must have points, got none")
 
 
 def check(value: Any) -> None:
@@ -88,6 +99,15 @@ def check(value: Any) -> None:
             raise TypeError(
                 f"{name} must be {kind if typing.get_args(kind) else kind.__name__}, got {given!r}"
             )
+
+
+def check_date(text: str) -> None:
+    try:
+        written = datetime.date.fromisoformat(text).isoformat()
+    except ValueError:
+        written = None
+    if written != text:
+        raise ValueError(f"date must be such as 2026-01-31, got {text!r}")
 
 
 def check_percentage(error: float) -> None:
@@ -121,8 +141,7 @@ def read(path: Path) -> Record:
         if not isinstance(content, dict):
             raise TypeError(f"a record must be an object, got {type(content).__name__}")
         known = {field.name for field in dataclasses.fields(Record)}
-        needed = known - {"measures"}  # which came later than the first records
-        for what, names in (("lacks", needed - set(content)), ("does not know", set(content) - known)):
+        for what, names in (("lacks", known - set(content)), ("does not know", set(content) - known)):
             if names:
                 raise ValueError(f"a record {what} {', '.join(sorted(names))}")
         content["curve"] = [Point(**point) for point in content["curve"]]

@@ -17,7 +17,7 @@ from . import (
     results,
     tables,
 )
-from .arguments import file_to_write, folder, folder_to_write
+from .arguments import UsageError, file_to_write, folder, folder_to_write
 from .data import mnist, uci_digits
 from .data.fetch import say
 from .data.places import VARIABLE
@@ -34,6 +34,7 @@ DRAWN_BY: dict[str, Any] = {
 }
 # The draw() of an experiment whose images are not one digit on a plane, in place of its task's.
 OTHERWISE = {"addition": pictures_of_pairs.draw, "volumes": pictures_of_volumes.draw}
+FILES = {"training": "animation"}  # what a picture's file is called -> the picture, where the two differ
 DIGITS = {"mnist": mnist.NAME, "packaged": uci_digits.NAME}
 
 
@@ -61,8 +62,9 @@ def add(commands: Any) -> None:
         "--only",
         action="append",
         default=[],
+        type=lambda text: FILES.get(text, text),
         choices=dict.fromkeys(name for each in DRAWN_BY.values() for name in each.PICTURES),
-        help="only this; can be repeated",
+        help="only this; can be repeated. The animation, or training, is the file that ends in -training.gif",
     )
     draw.add_argument("--out", type=folder_to_write, default="pictures", help="the folder to write to")
     draw.add_argument("--data-dir", type=folder, help=f"look here first, before ${VARIABLE} and the cache")
@@ -81,7 +83,7 @@ def run(given: argparse.Namespace) -> int:
 def asked(experiment: Experiment, given: Sequence[str], digits: str | None) -> Wanted:
     """Settings and digits as the command line has them."""
     if digits is not None and experiment.task.data not in DIGITS.values():
-        raise ValueError(f"{experiment.name} is of {experiment.task.data}, and has no --digits {digits}")
+        raise UsageError(f"{experiment.name} is of {experiment.task.data}, and has no --digits {digits}")
     data = experiment.task.data if digits is None else DIGITS[digits]
     changes = catalogue.assignments(given)
     settings = vars(experiment.settings.changed(changes))
@@ -106,7 +108,7 @@ def draw(
     by = DRAWN_BY[experiment.task.name]
     known, draw = by.PICTURES, OTHERWISE.get(experiment.name, by.draw)
     if unknown := set(given.only) - set(known):
-        raise ValueError(f"{experiment.name} has {', '.join(known)}, got --only {min(unknown)}")
+        raise UsageError(f"{experiment.name} has {', '.join(known)}, got --only {min(unknown)}")
     made = draw(
         experiment,
         cells,

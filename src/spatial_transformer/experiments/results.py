@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from . import records
 from .data import uci_digits
 from .records import Record, RecordError
-from .spec import Cell, Experiment
+from .spec import LATER, Cell, Experiment
 
 
 class Result(NamedTuple):
@@ -24,7 +25,7 @@ class Result(NamedTuple):
     @property
     def changed(self) -> dict[str, Any]:
         """Settings."""
-        return changed(self.record.settings, self.cell)
+        return unusual(self.record.settings, self.cell)
 
     @property
     def digits(self) -> str:
@@ -35,17 +36,17 @@ class Result(NamedTuple):
 class Wanted(NamedTuple):
     """Which records count."""
 
-    changed: Mapping[str, Any]  # settings, for those cells that do not have them so anyway
+    settings: Mapping[str, Any]  # for those cells that do not have them so anyway
     digits: str
 
     def counts(self, result: Result) -> bool:
-        settings = dataclasses.asdict(result.cell.settings) | dict(self.changed)
-        return result.changed == changed(settings, result.cell) and result.digits == self.digits
+        settings = dataclasses.asdict(result.cell.settings) | dict(self.settings)
+        return result.changed == unusual(settings, result.cell) and result.digits == self.digits
 
     @property
     def options(self) -> str:
         """As they are given on the command line, a space before each."""
-        settings = f" {assigned(self.changed)}" if self.changed else ""
+        settings = f" {assigned(self.settings)}" if self.settings else ""
         return settings + (" --digits packaged" if self.digits == uci_digits.NAME else "")
 
 
@@ -80,16 +81,12 @@ def asked(experiment: Experiment, settings: Mapping[str, Any], digits: str) -> W
     )
 
 
-def changed(settings: Mapping[str, Any], cell: Cell) -> dict[str, Any]:
+def unusual(settings: Mapping[str, Any], cell: Cell) -> dict[str, Any]:
     """Those settings that are not the cell's own. A record that is older than a setting has its default: what
     was done before there was a choice. Without a transformer those of localisers are as good as any."""
     known = dataclasses.asdict(cell.settings)
     given = {field.name: field.default for field in dataclasses.fields(cell.settings)} | dict(settings)
-    return {
-        name: value
-        for name, value in given.items()
-        if (name not in known or value != known[name]) and cell.heeds(name)
-    }
+    return {name: value for name, value in given.items() if value != known[name] and cell.heeds(name)}
 
 
 def of(experiment: Experiment, folder: Path) -> list[Result]:
@@ -102,12 +99,47 @@ def of(experiment: Experiment, folder: Path) -> list[Result]:
         if record.experiment != experiment.name or record.cell not in cells:
             raise RecordError(f"{path} is of {record.experiment} {record.cell}, no cell of {experiment.name}")
         result = Result(path, record, cells[record.cell])
+        check(result)
         run = (record.cell, record.seed, record.digits, assigned(result.changed))
         if run in seen:
             raise RecordError(f"{path} is of the same run as {seen[run]}: {record.cell}, seed {record.seed}")
         seen[run] = path
         found.append(result)
     return found
+
+
+def check(result: Result) -> None:
+    """Refuses by name a record that does not agree with its own name, or with what its experiment says."""
+    path, record, cell = result
+    begin, end = "-".join(cell.name.replace("/", " ").split()), f"-seed{record.seed}"
+    if not (path.stem.startswith(f"{begin}-") and path.stem.endswith(end)):
+        raise RecordError(
+            f"{path} is of {cell.name}, seed {record.seed}: "
+            f"its name must begin with {begin} and end with {end}"
+        )
+    if record.paper != cell.paper:
+        raise RecordError(
+            f"{path} is no record: paper must be {cell.paper} as of {cell.name}, got {record.paper}"
+        )
+    try:
+        check_settings(record.settings, cell)
+    except ValueError as error:
+        raise RecordError(f"{path} is no record: {error}") from error
+
+
+def check_settings(settings: Mapping[str, Any], cell: Cell) -> None:
+    """Raises where a record's settings are not those that its experiment has, each of its type and range."""
+    kinds = typing.get_type_hints(type(cell.settings))
+    for what, names in (
+        ("lack", set(kinds) - set(settings) - LATER),
+        ("have no", set(settings) - set(kinds)),
+    ):
+        if names:
+            raise ValueError(f"settings of {cell.experiment} {what} {', '.join(sorted(names))}")
+    for name, value in settings.items():
+        if not records.fits(value, kinds[name]):
+            raise ValueError(f"{name} of the settings must be {kinds[name].__name__}, got {value!r}")
+    type(cell.settings)(**settings)  # which refuses what is out of range
 
 
 def by_cell(results: Iterable[Result]) -> dict[str, list[Result]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .data.fetch import in_one_step
+from .durations import duration
 from .results import Result, Wanted, as_the_paper, assigned, by_cell
 from .spec import Cell, Claim, Experiment
 
@@ -204,17 +205,17 @@ def facts(experiment: Experiment, counted: Sequence[Result]) -> Iterator[str]:
     if not found:
         yield f"`stn train {experiment.name}` makes them."
         return
-    yield f"Learnable parameters of a network: {span([record.parameters for record in found])}."
-    yield f"Steps: {span([record.steps for record in found])}."
+    yield f"Learnable parameters of a network: {range_of([record.parameters for record in found])}."
+    yield f"Steps: {range_of([record.steps for record in found])}."
     yield f"Devices: {counts(record.device for record in found)}."
     torch = {record.versions.get("torch", "unknown") for record in found}
     yield f"Commits: {counts(short(record.commit) for record in found)}; torch {', '.join(sorted(torch))}."
-    dates = sorted({record.date[:10] for record in found})
+    dates = sorted({record.date for record in found})
     yield f"Dates: {dates[0]}{f' to {dates[-1]}' if len(dates) > 1 else ''}."
     yield f"Time of all runs together: {duration(sum(record.seconds for record in found))}."
 
 
-def span(values: Sequence[int]) -> str:
+def range_of(values: Sequence[int]) -> str:
     low, high = min(values), max(values)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
@@ -229,15 +230,6 @@ def counts(values: Iterable[str]) -> str:
     every = list(values)
     kinds = sorted(set(every), key=lambda value: (-every.count(value), value))
     return kinds[0] if len(kinds) == 1 else ", ".join(f"{kind} ({every.count(kind)})" for kind in kinds)
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(40), duration(4000), duration(360_000)
-    ('40 s', '1 h 7 min', '100 h 0 min')
-    """
-    minutes = round(seconds / 60)
-    return f"{seconds:.0f} s" if seconds < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def short(commits: str) -> str:
@@ -278,7 +270,7 @@ def listing(results: Iterable[Result]) -> str:
             error = f"{error} failed: {record.reason}".strip()
         paper = NONE if record.paper is None else f"{record.paper:.1f}"
         kept = [record.cell, str(record.seed), record.digits, assigned(result.changed) or NONE, error, paper]
-        lines.append([*kept, f"{record.steps:,}", record.date[:10], short(record.commit)])
+        lines.append([*kept, f"{record.steps:,}", record.date, short(record.commit)])
     return "\n".join(rows(header, lines))
 
 

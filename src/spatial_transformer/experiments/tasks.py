@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from .arguments import UsageError
 from .colocalisation import Colocalisation
 from .data import mnist, svhn, uci_digits
 from .data.places import places
@@ -101,7 +102,7 @@ def loaded(cell: Cell, name: str, data_dir: Path | None) -> Dataset:
     """The data that a cell's task is done on, by the name that they are asked for."""
     known = TASKS[cell.task.name].data
     if name not in known:
-        raise ValueError(f"{cell.experiment} is of {cell.task.data}, and has no --digits {name}")
+        raise UsageError(f"{cell.experiment} is of {cell.task.data}, and has no --digits {name}")
     return known[name](data_dir)
 
 

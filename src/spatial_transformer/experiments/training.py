@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import itertools
 import math
-import re
 import sys
 import textwrap
 import time
@@ -17,16 +16,18 @@ from typing import Any
 import torch
 
 from . import cluster, engine, records, results, tasks
-from .arguments import count, folder, folder_to_write
+from .arguments import UsageError, count, folder, folder_to_write
 from .catalogue import EXPERIMENTS, assignments, chosen
 from .data.places import VARIABLE
-from .display import display, duration, say
+from .display import display, say
+from .durations import duration, seconds_of
 from .interrupts import asked_to_stop
 from .jobs import Job, placed
+from .lockstep import one_thread_each
 from .spec import Cell
+from .statuses import BROKEN, FAILED, INTERRUPTED, MISUSED, UNFINISHED
 from .tasks import AUTO, Dataset
 
-FAILED, UNFINISHED, INTERRUPTED = 1, 3, 130  # exit statuses
 LARGEST_SEED = 2**32
 
 
@@ -68,9 +69,11 @@ def add(commands: Any) -> None:
         "folders of records and checkpoints must be seen by all, and so must house numbers and birds",
     )
     parser.add_argument("--gpu-share", type=share, help="with --ray: of a GPU for each cell (an eighth)")
-    parser.add_argument("--time-limit", type=span, default=math.inf, help="stop before it: 90, 25m, 1h30m")
     parser.add_argument(
-        "--save-every", type=span, default=engine.SAVE_EVERY, help="seconds between checkpoints (30)"
+        "--time-limit", type=seconds_of, default=math.inf, help="stop before it: 90, 25m, 1h30m"
+    )
+    parser.add_argument(
+        "--save-every", type=seconds_of, default=engine.SAVE_EVERY, help="seconds between checkpoints (30)"
     )
     parser.add_argument("--again", action="store_true", help="train anew what has failed")
     parser.add_argument("--results", type=folder_to_write, default="results", help="folder of the records")
@@ -94,8 +97,10 @@ def epilog() -> str:
             f"{experiment.name}: {known}", 100, initial_indent="  ", subsequent_indent="    "
         )
     statuses = (
-        f"0 all is done, {FAILED} a run failed or has a checkpoint that does not fit, "
-        f"{UNFINISHED} time was up or another process is at it, {INTERRUPTED} interrupted"
+        f"0 all is done, {BROKEN} it cannot be done (such as a record that is broken or data that are not "
+        f"here), {MISUSED} what is asked for is not there, {UNFINISHED} time was up or another process is at "
+        f"it, {FAILED} all is done, but a run failed or has a checkpoint that does not fit, "
+        f"{INTERRUPTED} interrupted"
     )
     return "\n".join([*lines, "", *textwrap.wrap(f"exit status: {statuses}", 100)])
 
@@ -105,7 +110,7 @@ def run(given: argparse.Namespace) -> int:
     begin = time.monotonic()
     deadline = begin + given.time_limit
     if given.ray is not None and (given.device != AUTO or given.at_once is not None):
-        raise ValueError("--ray shares out the cells by itself: it takes no --device and no --at-once")
+        raise UsageError("--ray shares out the cells by itself: it takes no --device and no --at-once")
     experiment, changes = EXPERIMENTS[given.experiment], assignments(given.settings)
     cells = [
         dataclasses.replace(cell, settings=cell.settings.changed(variant))
@@ -132,7 +137,8 @@ def run(given: argparse.Namespace) -> int:
             device = device_of(given.device)
             on_a_gpu = tasks.TASKS[experiment.task.name].cells_on_a_gpu
             at_once = given.at_once or (on_a_gpu if device.type == "cuda" else 1)
-            with display(len(jobs)) as watcher:
+            side_by_side = device.type == "cpu" and at_once > 1 and at_once >= torch.get_num_threads()
+            with one_thread_each(side_by_side), display(len(jobs)) as watcher:
                 outcome = engine.train(
                     jobs, data, device, at_once=at_once, stop=stop, watcher=watcher, **limits
                 )
@@ -180,6 +186,7 @@ def check_record(job: Job, record: records.Record, data: Dataset) -> None:
     if (record.cell, record.seed) != (job.cell.name, job.seed):
         raise records.RecordError(f"{job.record} is of {record.cell}, seed {record.seed}: move it away")
     found = results.Result(job.record, record, job.cell)
+    results.check(found)
     if found.changed or found.digits != data.name:
         settings = f" with {results.assigned(found.changed)}" if found.changed else ""
         raise records.RecordError(
@@ -194,7 +201,7 @@ def jobs_of(
     usual = {cell.name: cell for cell in EXPERIMENTS[cells[0].experiment].cells}
 
     def apart(cell: Cell) -> dict[str, Any]:
-        changed = results.changed(dataclasses.asdict(cell.settings), usual[cell.name])
+        changed = results.unusual(dataclasses.asdict(cell.settings), usual[cell.name])
         return results.apart(changed, data.name, cell)
 
     return placed(cells, seeds, folder, runs, apart)
@@ -207,7 +214,7 @@ def device_of(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros((), device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {name}: {str(error).splitlines()[0]}") from None
+        raise UsageError(f"--device {name}: {str(error).splitlines()[0]}") from None
     return device
 
 
@@ -235,18 +242,3 @@ def share(text: str) -> float:
     if not 0 <= found <= 1:
         raise argparse.ArgumentTypeError(f"must be from 0 to 1, got {text!r}")
     return found
-
-
-def span(text: str) -> float:
-    """Seconds: of a number, or of numbers with units.
-
-    >>> span("90"), span("25m"), span("1h30m")
-    (90.0, 1500.0, 5400.0)
-    """
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        return float(text)
-    parts = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
-    if parts is None or not text:
-        raise argparse.ArgumentTypeError(f"must be such as 90, 25m or 1h30m, got {text!r}")
-    hours, minutes, seconds = (int(part or 0) for part in parts.groups())
-    return 3600.0 * hours + 60 * minutes + seconds

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...families import Affine
 from ...sampling import warp
+from ..arguments import UsageError
 from .birds import Birds
 from .random_numbers import RandomNumbers
 
@@ -86,7 +87,7 @@ def held_out(birds: Birds, count: int) -> Birds:
         return birds
     train = birds.split("train")
     if count >= len(train):
-        raise ValueError(f"held_out must be less than the {len(train):,} training images, got {count:,}")
+        raise UsageError(f"held_out must be less than the {len(train):,} training images, got {count:,}")
     labels = birds.labels.cpu()[train]
     sizes = labels.bincount()[labels]
     from_the_end = (sizes - rank(labels)) / sizes

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..arguments import UsageError
 from ..extra import extra
 from ..picture_formats import format_of
 from . import birds, mnist, svhn, uci_digits
@@ -39,10 +40,10 @@ def show(name: str, asked: Asked, out: Path) -> str:
     """Writes the sheet of a set, as a picture of the kind that its name says, and gives its caption."""
     kind = format_of(out)
     if name not in SHEETS:
-        raise ValueError(f"set must be one of {', '.join(SHEETS)}, got {name!r}")
+        raise UsageError(f"set must be one of {', '.join(SHEETS)}, got {name!r}")
     for option, value, sets in (("kind", asked.kind, WITH_KINDS), ("size", asked.size, WITH_SIZES)):
         if value is not None and name not in sets:
-            raise ValueError(f"{name} has no --{option}; {', '.join(sets)} have")
+            raise UsageError(f"{name} has no --{option}; {', '.join(sets)} have")
     sheet, caption = SHEETS[name](asked)
     pixels = (sheet * 255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
     image = extra("PIL.Image").fromarray(pixels)
@@ -203,7 +204,7 @@ def chosen(option: str, given: str | None, known: tuple[str, ...]) -> str:
     if given is None:
         return known[0]
     if given not in known:
-        raise ValueError(f"--{option} must be one of {', '.join(known)}, got {given!r}")
+        raise UsageError(f"--{option} must be one of {', '.join(known)}, got {given!r}")
     return given
 
 
