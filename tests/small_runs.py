@@ -11,6 +11,7 @@ from spatial_transformer.experiments.catalogue import EXPERIMENTS, chosen
 from spatial_transformer.experiments.jobs import placed
 
 SMALL = {"parameters": 80_000, "batch": 16, "steps": 30, "learning_rate": 0.02, "curve": 5}
+SMALL_COLOCALISATION = {"steps": 8, "batch": 6, "parameters": 6000, "curve": 4}
 
 
 def stuck_at(monkeypatch, error):
@@ -27,6 +28,13 @@ def jobs(*names, seeds=(0,), **changes):
     ]
     assert len(cells) == len(names)
     return placed(cells, seeds, Path("results"), Path("runs"))
+
+
+def colocalising(name, **changes):
+    """A cell of co-localisation."""
+    (cell,) = (cell for cell in EXPERIMENTS["colocalisation"].cells if cell.name == name)
+    settings = dataclasses.replace(cell.settings, **{**SMALL_COLOCALISATION, **changes})
+    return dataclasses.replace(cell, settings=settings)
 
 
 def same(one, other):

@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib")
 Image = pytest.importorskip("PIL.Image")
 
 from made_up import with_variant  # noqa: E402
-from small_runs import counted  # noqa: E402
+from small_runs import SMALL_COLOCALISATION, colocalising, counted  # noqa: E402
 
 import spatial_transformer as st  # noqa: E402
 from spatial_transformer import cli  # noqa: E402
@@ -45,7 +45,6 @@ from spatial_transformer.experiments.runs import held_out  # noqa: E402
 
 EXPERIMENT = EXPERIMENTS["colocalisation"]
 CELLS = {cell.name: cell for cell in EXPERIMENT.cells}
-SHORT = {"steps": 8, "batch": 6, "parameters": 6000, "curve": 4}
 CPU = torch.device("cpu")
 
 
@@ -55,13 +54,8 @@ def quickly(monkeypatch, tmp_path):
     monkeypatch.setattr(encoders, "STEPS", 20)
 
 
-def small(name, **changes):
-    cell = CELLS[name]
-    return dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, **{**SHORT, **changes}))
-
-
 def started(digits, seed=0, **changes):
-    run = Colocalisation(small("TC84/3", **changes), seed, digits, CPU, Path("runs"))
+    run = Colocalisation(colocalising("TC84/3", **changes), seed, digits, CPU, Path("runs"))
     run.objective.rate.fill_(0.003)
     return run
 
@@ -397,7 +391,8 @@ def test_the_error_is_of_boxes_that_overlap_too_little(digits):
 @pytest.fixture
 def trained(digits):
     """Records and probes of two cells."""
-    jobs = placed([small("T84/3"), small("TC84/3")], [0], Path("results"), Path("runs"), lambda cell: SHORT)
+    cells = [colocalising("T84/3"), colocalising("TC84/3")]
+    jobs = placed(cells, [0], Path("results"), Path("runs"), lambda cell: SMALL_COLOCALISATION)
     outcome = engine.train(jobs, digits, CPU, at_once=2)
     assert [record.status for record in outcome.records] == ["done", "done"]
     return jobs
@@ -449,11 +444,11 @@ def test_pictures_show_the_boxes_of_the_probe(trained, digits):
 
 
 def test_drawing_from_the_command_line(trained, capsys):
-    changed = [f"{name}={value}" for name, value in SHORT.items()]
+    changed = [f"{name}={value}" for name, value in SMALL_COLOCALISATION.items()]
     command = ["draw", "colocalisation", *changed, "--digits", "packaged"]
     assert cli.main([*command, "--data", "T84"]) == 0
     made = capsys.readouterr().out.split()
-    names = with_variant(["T84-3-boxes.png", "T84-3-training.gif"], SHORT)
+    names = with_variant(["T84-3-boxes.png", "T84-3-training.gif"], SMALL_COLOCALISATION)
     assert [Path(path).name for path in made] == names
     with Image.open(made[1]) as moving:
         assert moving.n_frames == len(probes.moments(8))

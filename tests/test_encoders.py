@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import subprocess
 import sys
@@ -16,10 +15,9 @@ from torch import nn
 filelock = pytest.importorskip("filelock")
 pytest.importorskip("safetensors")
 
-from small_runs import counted, same  # noqa: E402
+from small_runs import colocalising, counted, same  # noqa: E402
 
 from spatial_transformer.experiments import checkpoints, encoders, engine, networks  # noqa: E402
-from spatial_transformer.experiments.catalogue import EXPERIMENTS  # noqa: E402
 from spatial_transformer.experiments.checkpoints import CheckpointError  # noqa: E402
 from spatial_transformer.experiments.colocalisation import Colocalisation  # noqa: E402
 from spatial_transformer.experiments.data.one_class import one_class  # noqa: E402
@@ -27,8 +25,6 @@ from spatial_transformer.experiments.data.random_numbers import RandomNumbers  #
 from spatial_transformer.experiments.interrupts import Stopped  # noqa: E402
 from spatial_transformer.experiments.jobs import placed  # noqa: E402
 
-CELLS = {cell.name: cell for cell in EXPERIMENTS["colocalisation"].cells}
-SHORT = {"steps": 8, "batch": 6, "parameters": 6000, "curve": 4}
 CPU = torch.device("cpu")
 
 
@@ -36,11 +32,6 @@ CPU = torch.device("cpu")
 def quickly(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(encoders, "STEPS", 20)
-
-
-def small(name, **changes):
-    cell = CELLS[name]
-    return dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, **{**SHORT, **changes}))
 
 
 def test_the_encoder_sees_standardised_crops():
@@ -106,7 +97,7 @@ def test_who_waits_for_the_encoder_of_another_process_can_be_stopped(digits, mon
 
 @pytest.mark.parametrize("by", ["stop", "deadline"])
 def test_cells_are_left_where_their_encoder_is_stopped(digits, monkeypatch, by):
-    wanted = placed([small("T84/3"), small("TC84/3")], [0], Path("results"), Path("runs"))
+    wanted = placed([colocalising("T84/3"), colocalising("TC84/3")], [0], Path("results"), Path("runs"))
     monkeypatch.setattr(encoders, "STEPS", 2000)
     begin = time.monotonic()
     limit = {"stop": counted(5)} if by == "stop" else {"deadline": begin + 3}
@@ -117,7 +108,7 @@ def test_cells_are_left_where_their_encoder_is_stopped(digits, monkeypatch, by):
 
 def test_what_is_under_way_is_saved_where_the_encoder_of_another_cell_is_stopped(digits, monkeypatch):
     """With `parameters=6000,9000` there are two encoders."""
-    cells = [small("T84/3"), small("T84/3", parameters=9000)]
+    cells = [colocalising("T84/3"), colocalising("T84/3", parameters=9000)]
     Colocalisation(cells[0], 0, digits, CPU, Path("runs/colocalisation"))
     wanted = placed(cells, [0], Path("results"), Path("runs"), lambda cell: vars(cell.settings))
     outcome = engine.train(wanted, digits, CPU, at_once=2, stop=lambda: True)
