@@ -110,8 +110,15 @@ def draw(
         raise PictureError(f"there are records but no probes: `stn train {experiment.name}` makes both")
 
 
-def of_each_run(what: str, made_by: Mapping[str, Callable[[Trained, Any, Base], Any]]) -> ImagePictures:
-    """Makes pictures of one run each, by what they are called; of others it says that there are none."""
+def of_each_run(
+    what: str,
+    made_by: Mapping[str, Callable[[Trained, Any, Base], Any]],
+    seen: Callable[[Trained, Any], Any] = lambda one, data: data,
+) -> ImagePictures:
+    """Makes pictures of one run each, by what they are called; of others it says that there are none.
+
+    seen: what all pictures of a run are made of, out of the data.
+    """
 
     def draw_images(
         kept: Sequence[Trained],
@@ -124,10 +131,10 @@ def of_each_run(what: str, made_by: Mapping[str, Callable[[Trained, Any, Base], 
         if not set(pictures) & set(made_by):
             raise UsageError(f"there are {', '.join(made_by)} and curves of {what}, no {', '.join(pictures)}")
         for one in kept:
+            shown, base = seen(one, data), base_of(one, found)
             for name, make in made_by.items():
                 if name in pictures:
-                    made = make(one, data, base_of(one, found))
-                    yield save(made, place(f"{file_name(one.cell)}-{name}.png"))
+                    yield save(make(one, shown, base), place(f"{file_name(one.cell)}-{name}.png"))
 
     return draw_images
 

@@ -120,16 +120,10 @@ def frame(axes: Any, colour: str) -> None:
         side.set(visible=True, color=colour, linewidth=2.5)
 
 
-def draw_cases(one: Trained, digits: DigitSet, base: Base) -> Any:
-    return cases(one, seen(one, digits), base)
-
-
-def draw_means(one: Trained, digits: DigitSet, base: Base) -> Any:
-    return means(one, seen(one, digits))
-
-
 draw = functools.partial(
     pictures.draw,
-    of_images=of_each_run("pairs of digits", {"cases": draw_cases, "means": draw_means}),
+    of_images=of_each_run(
+        "pairs of digits", {"cases": cases, "means": lambda one, shown, _: means(one, shown)}, seen
+    ),
     load=tested_digits.load,
 )

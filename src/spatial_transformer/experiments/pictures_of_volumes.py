@@ -22,8 +22,8 @@ from .pictures import Base, Trained, of_each_run
 from .spec import CLASSES
 from .tested_digits import class_means, first_images
 
-# Of a volume [1, D, H, W]: the axis that a view sums up, and which of x, y, z lie across and down on it.
 FURTHEST = 1.5  # times the side of a volume, that is shown to either side of its middle at most
+# Of a volume [1, D, H, W]: the axis that a view sums up, and which of x, y, z lie across and down on it.
 VIEWS = {"front": (1, (0, 1)), "above": (2, (0, 2))}
 # Of the corners of a box, x changing fastest: those that an edge joins.
 EDGES = [(a, a | bit) for a in range(8) for bit in (1, 2, 4) if not a & bit]
@@ -126,16 +126,10 @@ def box(family: Family, theta: Tensor, size: int, view: str) -> Any:
     return corners[torch.tensor(EDGES)][..., list(VIEWS[view][1])].numpy()
 
 
-def draw_cases(one: Trained, digits: DigitSet, base: Base) -> Any:
-    return cases(one, seen(one, digits), base)
-
-
-def draw_means(one: Trained, digits: DigitSet, base: Base) -> Any:
-    return means(one, seen(one, digits))
-
-
 draw = functools.partial(
     pictures.draw,
-    of_images=of_each_run("volumes", {"cases": draw_cases, "means": draw_means}),
+    of_images=of_each_run(
+        "volumes", {"cases": cases, "means": lambda one, shown, _: means(one, shown)}, seen
+    ),
     load=tested_digits.load,
 )
