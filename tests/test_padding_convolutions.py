@@ -21,6 +21,7 @@ from spatial_transformer.experiments import dropout_triton
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
+real_sizes = pytest.mark.gpu if CUDA else pytest.mark.skip(reason="too large for the interpreter")
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "seed"), *([pytest.mark.gpu] if CUDA else [])]
 
@@ -80,6 +81,33 @@ def test_bad_input_is_refused():
         surrounded(torch.zeros(1, 16, 8, 8, device=DEVICE), weight, bias, padding=2, pool=3)
     with pytest.raises(ValueError, match="leave nothing"):
         surrounded(torch.zeros(1, 16, 1, 1, device=DEVICE), weight, bias, padding=2)
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_no_layer_of_the_whole_network_is_too_large(size):
+    """Of a batch of 128, in shape alone."""
+    seen = house_numbers.maps(size, house_numbers.FILTERS)
+    for (channels, extent), filters in zip(seen[1:], house_numbers.FILTERS[1:], strict=False):
+        input = torch.zeros(1, device=DEVICE).expand(128, channels, extent, extent)
+        weight = torch.zeros(1, device=DEVICE).expand(filters, channels, 5, 5)
+        bias = torch.zeros(filters, device=DEVICE)
+        fast_convolutions.check(input, weight, bias, own_product=False)
+    with pytest.raises(ValueError, match="too large for 192 filters"):
+        fast_convolutions.check(input[:1].expand(2**20, -1, -1, -1), weight, bias, own_product=False)
+
+
+@real_sizes
+def test_the_whole_network_at_its_largest():
+    network = house_numbers.build("ST-CNN Multi", 128).to(DEVICE)
+    quick, images = fast(network), torch.randn(128, 3, 128, 128, device=DEVICE)
+    found = []
+    for each in (quick, network):
+        with torch.autocast(DEVICE, torch.bfloat16, cache_enabled=False):
+            scores = each(images)
+        gradients = torch.autograd.grad(scores.float().square().sum(), list(each.parameters()))
+        found.append((scores.float(), torch.cat([gradient.flatten() for gradient in gradients])))
+    for mine, theirs in zip(*found, strict=True):
+        assert (mine - theirs).norm() < 0.1 * theirs.norm()
 
 
 def networks_of(model):

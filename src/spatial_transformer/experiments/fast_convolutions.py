@@ -400,7 +400,7 @@ def surrounded(input: Tensor, weight: Tensor, bias: Tensor, *, padding: int, poo
         if weight.shape[1] <= MULTIPLE:
             images = F.pad(input.float(), (padding,) * 4)
             return few_channels(images, weight, bias, pool=pool, further=True)[:, : weight.shape[0]]
-        check(input, weight, bias)
+        check(input, weight, bias, own_product=False)
         check_pool(input, weight, pool, "input", padding)
         check_device(input)
         input, weight = (
@@ -443,8 +443,8 @@ def room(like: Tensor, sizes: Any, further: bool) -> Tensor:
     return stored.permute(0, 3, 1, 2)
 
 
-def check(input: Tensor, weight: Tensor, bias: Tensor) -> None:
-    """What all kinds ask for."""
+def check(input: Tensor, weight: Tensor, bias: Tensor, *, own_product: bool = True) -> None:
+    """What all kinds ask for. own_product: whether it is computed by own kernels, and not by cuDNN."""
     if input.ndim != 4 or weight.ndim != 4 or weight.shape[2] != weight.shape[3]:
         raise ValueError(
             f"expected [N, C, H, W] and a square weight [F, C, k, k], got {list(input.shape)} "
@@ -459,7 +459,8 @@ def check(input: Tensor, weight: Tensor, bias: Tensor) -> None:
             f"input, weight and bias must be on one device: {input.device}, {weight.device}, {bias.device}"
         )
     filters, pixels = weight.shape[0], input.shape[0] * input.shape[2] * input.shape[3]
-    if pixels * max(input.shape[1] * filters, padded(filters)) >= 2**31:  # offsets are of 32 bits
+    each = max(input.shape[1] * filters, padded(filters)) if own_product else padded(filters)
+    if pixels * each >= 2**31:  # offsets are of 32 bits
         raise ValueError(f"input of {list(input.shape)} is too large for {filters} filters")
     if input.shape[0] == 0:
         raise ValueError("input must hold an image")
