@@ -24,8 +24,8 @@ from spatial_transformer.experiments.fast_convolutions import (
     many_channels,
     one_channel,
     padded,
-    surrounded,
 )
+from spatial_transformer.experiments.padding_convolutions import surrounded
 
 from . import cpu, cuda
 from .measure import QUICK, Call, Device, Effort, interleaved, quartiles, sentence

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import spatial_transformer as st
-from spatial_transformer.experiments import fast_convolutions, networks
-from spatial_transformer.experiments.fast_convolutions import fast
+from spatial_transformer.experiments import fast_convolutions, fast_networks, networks
+from spatial_transformer.experiments.fast_networks import fast
 
 pytest.importorskip("triton")
 
@@ -87,7 +87,7 @@ def test_fast_shares_parameters_and_names():
 
 
 def kinds_of(layers):
-    return [type(stage).__name__ for stage in fast_convolutions.stages(nn.Sequential(*layers))]
+    return [type(stage).__name__ for stage in fast_networks.stages(nn.Sequential(*layers))]
 
 
 @pytest.mark.parametrize(
@@ -112,17 +112,19 @@ def test_other_poolings_stay_as_they_are(pooling):
 
 
 def test_stages():
-    assert kinds_of(networks.convolutional(28, 8)) == ["Stage", "Stage", "Flatten", "Linear"]
+    assert kinds_of(networks.convolutional(28, 8)) == ["Stage", "Stage", "Flat"]
     two = networks.convolutional(28, 8, channels=2)  # of two digits
-    assert kinds_of(two) == ["Stage", "Stage", "Flatten", "Linear"]
+    assert kinds_of(two) == ["Stage", "Stage", "Flat"]
     unpooled = [nn.Conv2d(2, 4, 5), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()]
     assert kinds_of(unpooled) == ["Conv2d", "ReLU", "Conv2d", "ReLU"]
     localiser = st.ConvLocaliser(1, (28, 28)).layers
-    assert kinds_of(localiser) == ["AvgPool2d", "Stage", "Stage", "Flatten", "Linear", "ReLU"]
+    assert kinds_of(localiser) == ["AvgPool2d", "Stage", "Stage", "Flat", "ReLU"]
     apart = [nn.Conv2d(1, 4, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(), nn.Conv2d(4, 4, 3), nn.ReLU()]
     assert kinds_of(apart) == ["Stage", "Dropout", "Conv2d", "ReLU"]
     grouped = [nn.Conv2d(1, 4, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3, groups=2), nn.ReLU()]
     assert kinds_of(grouped) == ["Stage", "Conv2d", "ReLU"]
+    assert kinds_of([nn.Flatten(2), nn.Linear(4, 4)]) == ["Flatten", "Linear"]
+    assert kinds_of([nn.Flatten(), nn.ReLU()]) == ["Flatten", "ReLU"]
 
 
 def test_a_stage_before_another_layer_gives_float32():

@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from spatial_transformer.experiments import fast_convolutions, house_numbers, networks
+from spatial_transformer.experiments import fast_networks, house_numbers, networks, padding_convolutions
 from spatial_transformer.experiments.data.random_numbers import RandomNumbers
-from spatial_transformer.experiments.fast_convolutions import Ending, fast, surrounded
+from spatial_transformer.experiments.fast_networks import fast
+from spatial_transformer.experiments.padding_convolutions import Ending, surrounded
 
 pytest.importorskip("triton")
 from spatial_transformer.experiments import dropout_triton
@@ -55,10 +56,11 @@ def test_what_follows_a_convolution(shape, pool):
         assert torch.equal(mine.float(), theirs.float())
 
 
-@pytest.mark.parametrize("channels", [1, 3, 16])
-@pytest.mark.parametrize("pool", [1, 2])
-def test_surrounded_by_zeros(channels, pool):
-    image = torch.randn(2, channels, 8, 6, device=DEVICE, requires_grad=True)
+@pytest.mark.parametrize(
+    ("channels", "pool", "height"), [(1, 1, 8), (3, 1, 8), (16, 1, 8), (16, 2, 8), (1, 2, 7), (3, 2, 7)]
+)
+def test_surrounded_by_zeros(channels, pool, height):
+    image = torch.randn(2, channels, height, 6, device=DEVICE, requires_grad=True)
     weight = torch.randn(7, channels, 5, 5, device=DEVICE).mul(0.1).requires_grad_()
     bias = torch.randn(7, device=DEVICE, requires_grad=True)
     found = surrounded(image, weight, bias, padding=2, pool=pool)
@@ -73,6 +75,60 @@ def test_surrounded_by_zeros(channels, pool):
     for mine, theirs in zip(got, want, strict=True):
         assert mine.dtype == torch.float32
         assert (mine - theirs).norm() < 0.03 * theirs.norm()
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(("channels", "kernel"), [(1, 3), (3, 5), (2, 7), (1, 9)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_images_in_blocks(channels, kernel, layout, monkeypatch):
+    """To the last bit, of whole numbers: with others roundings choose between maxima."""
+    monkeypatch.setattr(padding_convolutions, "few_channels", None)  # not by it
+    image = torch.randint(-2, 3, (2, channels, 8, 6), device=DEVICE).float().contiguous(memory_format=layout)
+    weight = torch.randint(-1, 2, (7, channels, kernel, kernel), device=DEVICE).float()
+    bias = torch.randint(-4, 5, (7,), device=DEVICE).float()
+    given = [each.requires_grad_() for each in (image, weight, bias)]
+    found = surrounded(*given, padding=kernel // 2)
+    wanted = F.max_pool2d(F.conv2d(*given, padding=kernel // 2).relu(), 2)
+    assert torch.equal(found.float(), wanted)
+    assert found.permute(0, 2, 3, 1).is_contiguous()
+    cotangent = torch.randint(-1, 2, wanted.shape, device=DEVICE).float()
+    got = torch.autograd.grad(found, given, cotangent.bfloat16())
+    for mine, theirs in zip(got, torch.autograd.grad(wanted, given, cotangent), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("size", [(3, 2, 2), (1, 4, 4), (5, 1, 1)], ids=str)
+@pytest.mark.parametrize("units", [2, 20])  # fewer than images, and more
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_flattened(size, units, last, mixed):
+    input = torch.randn(4, *size, device=DEVICE)
+    if last:
+        input = input.contiguous(memory_format=torch.channels_last)
+    linear = nn.Linear(input[0].numel(), units, device=DEVICE)
+    given = (input.requires_grad_(), linear.weight, linear.bias)
+    with torch.autocast(DEVICE, torch.bfloat16, enabled=mixed, cache_enabled=False):
+        found, wanted = padding_convolutions.flattened(*given), linear(input.flatten(1))
+    assert found.dtype == wanted.dtype == (torch.bfloat16 if mixed else torch.float32)
+    cotangent = torch.randn_like(wanted)
+    for mine, theirs in zip(
+        (found, *torch.autograd.grad(found, given, cotangent)),
+        (wanted, *torch.autograd.grad(wanted, given, cotangent)),
+        strict=True,
+    ):
+        assert mine.dtype == theirs.dtype
+        assert (mine - theirs).norm() <= (0.01 if mixed else 1e-6) * theirs.norm()
+
+
+def test_flattening_does_not_copy_what_is_channels_last(monkeypatch):
+    """But for what the weight gives: nothing of the size of the input is made."""
+    input = maps(6, 8, 4, 4).requires_grad_()
+    weight = torch.randn(2, 8 * 4 * 4, device=DEVICE).bfloat16()
+    seen = []
+    monkeypatch.setattr(padding_convolutions.F, "linear", lambda *given: seen.append(given) or given[0].sum())
+    padding_convolutions.flattened(input, weight, None)
+    assert seen[0][0].data_ptr() == input.data_ptr()
+    assert torch.equal(seen[0][1], weight.view(2, 8, 4, 4).permute(0, 2, 3, 1).flatten(1))
 
 
 def test_bad_input_is_refused():
@@ -91,9 +147,9 @@ def test_no_layer_of_the_whole_network_is_too_large(size):
         input = torch.zeros(1, device=DEVICE).expand(128, channels, extent, extent)
         weight = torch.zeros(1, device=DEVICE).expand(filters, channels, 5, 5)
         bias = torch.zeros(filters, device=DEVICE)
-        fast_convolutions.check(input, weight, bias, own_product=False)
+        padding_convolutions.check(input, weight, bias, own_product=False)
     with pytest.raises(ValueError, match="too large for 192 filters"):
-        fast_convolutions.check(input[:1].expand(2**20, -1, -1, -1), weight, bias, own_product=False)
+        padding_convolutions.check(input[:1].expand(2**20, -1, -1, -1), weight, bias, own_product=False)
 
 
 @real_sizes
@@ -141,7 +197,7 @@ def test_which_layers_are_fast():
     _, quick = networks_of("ST-CNN Single")
     layers = [*quick.layers[:8], quick.transformers[0].localiser.layers]
     assert all(type(layer).__name__ == "FastSequential" for layer in layers)
-    kinds = [type(stage).__name__ for layer in layers for stage in fast_convolutions.stages(layer)]
+    kinds = [type(stage).__name__ for layer in layers for stage in fast_networks.stages(layer)]
     assert "Conv2d" not in kinds
 
 

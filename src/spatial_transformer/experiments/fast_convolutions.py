@@ -1,23 +1,19 @@
 """Convolution, rectifier and max-pooling as one operation on tensor cores, for training many small networks.
 
-``fast`` makes the networks of ``networks`` compute with it: the same function of the same parameters, float32
-as before, in products of bfloat16 that are summed in float32. ``one_channel`` is for images of one channel,
-``few_channels`` for those of some more, and ``many_channels`` for what comes after; ``surrounded`` for all
-that pad, as larger networks do. Nothing here waits for the device or is read by the host, so that all of it
-can be captured in a CUDA graph, and sums have a fixed order: the same bits each run (but for cuDNN's products
-in ``surrounded``).
+Of float32 numbers, in products of bfloat16 that are summed in float32: ``one_channel`` is for images of one
+channel, ``few_channels`` for those of some more, and ``many_channels`` for what comes after. Nothing here
+waits for the device or is read by the host, so that all of it can be captured in a CUDA graph, and sums have
+a fixed order: the same bits each run. ``padding_convolutions`` has those that pad.
 """
 
 from __future__ import annotations
 
-import copy
 import importlib
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 # Of a one-channel convolution: a patch of more pixels than 12 x 12 does not fit into a program.
@@ -35,111 +31,6 @@ METHODS = ("implicit", "mixed", "cudnn")
 MANY_POSITIONS = (
     64  # of an image: from there on "mixed" is the faster (by 1.1 with 81, 1.9 with 121, 2.5 with 400)
 )
-
-
-def fast(module: nn.Module) -> nn.Module:
-    """The same module on the same parameters, its convolutions computed fast where this file knows how to.
-
-    That is, where an ``nn.Sequential`` anywhere in it has a convolution of up to 8 channels, a rectifier and
-    2 x 2 max-pooling, and then any more convolutions with rectifiers, with such pooling or without; and
-    wherever a convolution that pads is followed by a rectifier. Everything else is as it was. Names,
-    parameters and buffers are the given module's own, so its checkpoints and its optimiser are too.
-
-    >>> network = networks.convolutional(28, 88).cuda()                                # doctest: +SKIP
-    >>> scores = fast(network)(image)                                                  # doctest: +SKIP
-    """
-    if isinstance(module, nn.Sequential) and any(isinstance(stage, Stage) for stage in stages(module)):
-        made: nn.Module = FastSequential(module)
-    else:
-        made = copy.copy(module)
-    made._modules = {name: None if child is None else fast(child) for name, child in module._modules.items()}
-    return made
-
-
-class FastSequential(nn.Sequential):
-    """An ``nn.Sequential`` that goes through several layers at a time where it can."""
-
-    def __init__(self, module: nn.Sequential) -> None:
-        super().__init__()
-        self.training = module.training
-
-    def forward(self, input: Tensor) -> Tensor:
-        found = list(stages(self))
-        for number, stage in enumerate(found):
-            if isinstance(stage, Stage):
-                after = found[number + 1] if number + 1 < len(found) else None
-                input = stage(input, isinstance(after, Stage) and not after.pads)
-            else:
-                input = stage(input)
-        return input
-
-
-class Stage(NamedTuple):
-    """A convolution, its rectifier, and the pooling behind it, if any."""
-
-    convolution: nn.Conv2d
-    pool: int
-
-    @property
-    def pads(self) -> bool:
-        return self.convolution.padding != (0, 0)
-
-    def __call__(self, input: Tensor, further: bool) -> Tensor:
-        weight, bias = self.convolution.weight, self.convolution.bias
-        assert bias is not None
-        if self.pads:
-            found = surrounded(input, weight, bias, padding=int(self.convolution.padding[0]), pool=self.pool)
-            return found if torch.is_autocast_enabled(input.device.type) else found.float()
-        if self.convolution.in_channels == 1:
-            output = one_channel(input, weight, bias)
-            return output if further else output[:, : weight.shape[0]].float()
-        images = input.dtype != torch.bfloat16
-        return (few_channels if images else many_channels)(
-            input, weight, bias, pool=self.pool, further=further
-        )
-
-
-def stages(layers: nn.Sequential) -> Iterator[Stage | nn.Module]:
-    """What a sequence of layers is gone through in."""
-    rest: Sequence[nn.Module] = list(layers)
-    before = False  # whether a stage came right before that gives what ``many_channels`` takes
-    while rest:
-        stage = stage_of(rest, before)
-        before = stage is not None and not stage.pads
-        yield stage or rest[0]
-        rest = rest[(2 if stage.pool == 1 else 3) if stage else 1 :]
-
-
-def stage_of(layers: Sequence[nn.Module], before: bool) -> Stage | None:
-    """The stage that a sequence of layers begins with, if it does."""
-    convolution = layers[0]
-    if not isinstance(convolution, nn.Conv2d) or len(layers) < 2 or not isinstance(layers[1], nn.ReLU):
-        return None
-    pool = 2 if len(layers) > 2 and pools_by_2(layers[2]) else 1
-    one = convolution.in_channels == 1
-    plain = (
-        convolution.kernel_size[0] == convolution.kernel_size[1]
-        and convolution.stride == convolution.dilation == (1, 1)
-        and convolution.padding in ((0, 0), (convolution.padding[0],) * 2)
-        and convolution.padding_mode == "zeros"
-        and convolution.groups == 1
-        and convolution.bias is not None
-    )
-    fits = convolution.kernel_size[0] <= LARGEST_KERNEL if one else convolution.in_channels <= MULTIPLE
-    known = (pool == 2 and fits) or (before and not one)
-    stage = Stage(convolution, pool)
-    return stage if plain and (stage.pads or known) else None
-
-
-def pools_by_2(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.MaxPool2d) and (
-        layer.kernel_size in (2, (2, 2))
-        and layer.stride in (2, (2, 2))
-        and layer.padding in (0, (0, 0))
-        and layer.dilation in (1, (1, 1))
-        and not layer.ceil_mode
-        and not layer.return_indices
-    )
 
 
 def kernels() -> Any:
@@ -384,52 +275,6 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     if left.is_cuda:
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
-
-
-# Convolutions that pad
-
-
-def surrounded(input: Tensor, weight: Tensor, bias: Tensor, *, padding: int, pool: int = 2) -> Tensor:
-    """max_pool2d(relu(conv2d(input, weight, bias, padding=padding)), pool), where ``pool`` is 1 or 2, in
-    bfloat16 channels last; weight and bias are float32, the input what it may be.
-
-    Images of few channels are padded, for ``few_channels``. Of more the product is cuDNN's, and what follows
-    it one pass through memory each way; as PyTorch's operations it is four there and five back.
-    """
-    with torch.autocast(input.device.type, enabled=False):  # it would round sums that are to be float32
-        if weight.shape[1] <= MULTIPLE:
-            images = F.pad(input.float(), (padding,) * 4)
-            return few_channels(images, weight, bias, pool=pool, further=True)[:, : weight.shape[0]]
-        check(input, weight, bias, own_product=False)
-        check_pool(input, weight, pool, "input", padding)
-        check_device(input)
-        input, weight = (
-            each.to(torch.bfloat16, memory_format=torch.channels_last) for each in (input, weight)
-        )
-        found: Tensor = Ending.apply(F.conv2d(input, weight, padding=padding), bias, pool)
-        return found
-
-
-class Ending(torch.autograd.Function):
-    """Bias, rectifier and pooling: bfloat16 [N, F, H, W] -> [N, F, h, w], channels last."""
-
-    @staticmethod
-    def forward(ctx: Any, convolved: Tensor, bias: Tensor, pool: int) -> Tensor:
-        batch, filters, height, width = convolved.shape
-        sizes = kernels().ManyChannels(batch, height, width, 1, filters, filters, filters, filters, pool)
-        rows = convolved.permute(0, 2, 3, 1).reshape(1, sizes.rows, filters)
-        output = room(convolved, sizes, further=True)
-        ctx.save_for_backward(kernels().pooled(rows, bias.contiguous(), output, sizes))
-        ctx.sizes = sizes
-        return output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        (index,) = ctx.saved_tensors
-        positions, bias_sums = kernels().unpooled(gradient, index, ctx.sizes)
-        of_convolved = positions.view(ctx.sizes.batch, *ctx.sizes.positions, -1).permute(0, 3, 1, 2)
-        return of_convolved, bias_sums.sum(0), None
 
 
 # What they share

@@ -20,7 +20,7 @@ from .arguments import UsageError
 from .data.clutter import below
 from .data.random_numbers import RandomNumbers
 from .data.svhn import LOOSE, HouseNumberSet, validation_split
-from .fast_convolutions import fast
+from .fast_networks import fast
 from .interrupts import Stop, until_stopped
 from .paper.svhn import HouseNumberSettings
 from .runs import Descent, Tested, tensor_cores

@@ -22,7 +22,7 @@ from .data.digits import Digits, DigitSet
 from .data.fixed_sets import KINDS, as_images, fixed_batches, fixed_set
 from .data.random_numbers import RandomNumbers
 from .extra import with_triton
-from .fast_convolutions import fast
+from .fast_networks import fast
 from .interrupts import Stop, until_stopped
 from .spec import Cell, DigitSettings
 
