@@ -96,9 +96,10 @@ EXPERIMENT = Experiment(
         for data, error in zip(DATA, row, strict=True)
     },
     departures=(
-        "All networks but the ST-CNNs start at a learning rate of 0.04, four times that of A.4, which they are "
-        "better with on digits held out, in every column; localisers learn at an eighth of it, half of A.4's. "
-        "Of the ST-CNNs test errors of one or two seeds were worse with it, and they stay at A.4's 0.01.",
+        "All networks but the ST-CNNs start at a learning rate of 0.04, four times that of A.4, which they "
+        "are better with on digits held out, in every column; localisers learn at an eighth of it, half of "
+        "A.4's. Of the ST-CNNs test errors of one or two seeds were worse with it, and they stay at A.4's "
+        "0.01.",
         "Momentum is 0.9: without it the same number of steps leaves three to four times the error.",
         "Classification networks get pixels less MNIST's mean, over its deviation; localisers as they are.",
         "Weights start as PyTorch's layers do, and orthogonal in localisers; the text says they are random.",
