@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from made_up import CELLS, EXPERIMENT, WITH, WITHOUT, made_up, record_of, with_variant
+from made_up import CELLS, WITH, WITHOUT, made_up, record_of, with_variant
 
 from spatial_transformer import cli
 from spatial_transformer.experiments import pictures, probes, records, results, tested_digits
@@ -24,7 +24,8 @@ CURVE = [Point(10, 2.0, 50.0)]
 
 def changed(name):
     """A cell of fewer steps than the experiment's."""
-    return dataclasses.replace(CELLS[name], settings=dataclasses.replace(EXPERIMENT.settings, steps=300))
+    cell = CELLS[name]
+    return dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, steps=300))
 
 
 RECORD = record_of(changed(WITH), 0, 1.0, CURVE)

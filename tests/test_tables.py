@@ -166,7 +166,7 @@ def test_only_the_papers_settings_and_digits_count(tmp_path):
 
 def test_a_record_older_than_a_setting_has_its_default():
     """And that is not what the experiment has, where it was changed since."""
-    cell = next(cell for cell in DISTORTED.cells if cell.name == "R/ST-FCN affine")
+    cell = next(cell for cell in DISTORTED.cells if cell.name == "R/ST-CNN affine")
     older = dataclasses.asdict(cell.settings)
     del older["localiser_rate"]
     assert results.unusual(older, cell) == {}
@@ -188,10 +188,10 @@ def test_models_with_settings_of_their_own(tmp_path):
     """Options are what a cell was trained with, whether it has them so anyway or not."""
     put(tmp_path, "R/FCN", 2.0)  # at 0.04
     put(tmp_path, "R/FCN", 3.0, changed={"learning_rate": 0.01})
-    put(tmp_path, "R/ST-FCN affine", 1.0)  # at 0.01
-    put(tmp_path, "R/ST-FCN affine", 4.0, changed={"learning_rate": 0.04})
+    put(tmp_path, "R/ST-CNN affine", 1.0)  # at 0.01
+    put(tmp_path, "R/ST-CNN affine", 4.0, changed={"learning_rate": 0.04})
     at = {rate: results.asked(DISTORTED, {"learning_rate": rate}, "MNIST") for rate in (0.01, 0.04)}
-    for name, errors in {"FCN": ["2.00", "3.00", "2.00"], "ST-FCN affine": ["1.00", "1.00", "4.00"]}.items():
+    for name, errors in {"FCN": ["2.00", "3.00", "2.00"], "ST-CNN affine": ["1.00", "1.00", "4.00"]}.items():
         tables = [made(tmp_path, wanted=wanted) for wanted in (None, at[0.01], at[0.04])]
         assert [row(table, name)["R"].split()[0].strip("*") for table in tables] == errors
     assert results.asked(DISTORTED, {"steps": 150_000}, "MNIST") == Wanted({}, "MNIST")
