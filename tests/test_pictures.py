@@ -86,6 +86,16 @@ def test_only_some_pictures(folder, tmp_path, capsys):
     assert "there is no record of seed 1 of" in capsys.readouterr().err
 
 
+def test_pictures_of_another_seed_do_not_take_the_place_of_the_first(probe, tmp_path):
+    for seed in (0, 1):
+        write(dataclasses.replace(RECORD, seed=seed), probe, tmp_path)
+        given = ["--results", tmp_path, "--out", tmp_path, *OPTIONS, "--only", "means", "--only", "curves"]
+        assert draw(*given, "--seed", seed) == 0
+    first = with_variant(["R-ST-FCN-affine-means.png", "R-curves.png"], {"steps": 300})
+    second = [name.replace(".png", "-seed1.png") for name in first]
+    assert sorted(path.name for path in tmp_path.rglob("*.png")) == sorted(first + second)
+
+
 def test_what_is_missing_is_said(folder, tmp_path, capsys):
     assert draw("--results", tmp_path, "--out", tmp_path) == 1
     assert ": `stn train distorted-mnist` makes them" in capsys.readouterr().err
