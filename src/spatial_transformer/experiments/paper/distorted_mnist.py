@@ -97,7 +97,7 @@ EXPERIMENT = Experiment(
     },
     departures=(
         "All networks but the ST-CNNs start at a learning rate of 0.04, four times that of A.4, which they "
-        "are better with on digits held out, in every column; localisers learn at an eighth of it, half of "
+        "are better with on digits held out, in every column; localisers learn at 0.125 of it, half of "
         "A.4's. Of the ST-CNNs test errors of one or two seeds were worse with it, and they stay at A.4's "
         "0.01.",
         "Momentum is 0.9: without it the same number of steps leaves three to four times the error.",
