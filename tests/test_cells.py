@@ -184,6 +184,11 @@ def test_settings_of_a_model_that_is_not_there():
         dataclasses.replace(distorted_mnist.EXPERIMENT, own_settings={"FNC": DigitSettings()})
 
 
+def test_the_gain_of_a_cell_that_is_not_there():
+    with pytest.raises(ValueError, match="distorted-mnist has no cell R/CCN, whose gain is asked for"):
+        dataclasses.replace(distorted_mnist.EXPERIMENT, gains=(("R/FCN", "R/CCN"),))
+
+
 def test_hidden_layers_are_as_wide_as_one_another_or_as_the_text_says():
     """ "128 to 256 units": what the FCN's first layer costs on 60 x 60 pixels leaves both to one network."""
     for name, second in (("R/FCN", None), ("TC/ST-FCN", None), ("TC/FCN", 256)):

@@ -22,6 +22,7 @@ safetensors = pytest.importorskip("safetensors.torch")
 from data_files import write_numbers  # noqa: E402
 
 from spatial_transformer.experiments import checkpoints, cluster, engine, records, tasks  # noqa: E402
+from spatial_transformer.experiments.arguments import UsageError  # noqa: E402
 from spatial_transformer.experiments.catalogue import EXPERIMENTS, chosen  # noqa: E402
 from spatial_transformer.experiments.data import svhn  # noqa: E402
 from spatial_transformer.experiments.jobs import placed  # noqa: E402
@@ -157,10 +158,18 @@ def test_how_cells_ended_is_said_here(two_workers, digits, tmp_path):
 
 def test_what_a_task_raises_is_said_of_its_cell(two_workers, digits, tmp_path):
     (other,) = jobs(tmp_path, ["E/FCN"])
-    (job,) = jobs(tmp_path, ["R/FCN"], parameters=10)
-    with pytest.raises(cluster.TaskError, match=r"^R/FCN, seed 0: R/FCN: parameters must be at least"):
+    (job,) = jobs(tmp_path, ["R/FCN"])
+    job.record.mkdir(parents=True)  # which no record can be read from
+    with pytest.raises(cluster.TaskError, match=r"^R/FCN, seed 0: .*Is a directory"):
         cluster.train([job, other], digits)
     assert other.record.exists()  # the others are trained nevertheless
+
+
+def test_what_was_asked_wrongly_is_told_apart(two_workers, digits, tmp_path):
+    """The command ends with another exit status, with workers as without."""
+    (job,) = jobs(tmp_path, ["R/FCN"], parameters=10)
+    with pytest.raises(UsageError, match=r"^R/FCN, seed 0: R/FCN: parameters must be at least"):
+        cluster.train([job], digits)
 
 
 def test_a_checkpoint_that_does_not_fit_is_named(two_workers, digits, tmp_path):

@@ -377,6 +377,32 @@ def test_what_it_took_to_make_steps_is_kept_spare_before_others_are_begun(
     assert clock.now < deadline
 
 
+@pytest.mark.parametrize(("deadline", "trained"), [(200.0, False), (202.0, True)])
+def test_before_the_first_step_as_much_is_kept_spare_as_beginning_took(
+    deadline, trained, digits, monkeypatch
+):
+    """Data are brought to the device and kernels compiled there too."""
+    clock = Clock()
+
+    class SlowToBegin(engine.Training):
+        def __init__(self, *given):
+            super().__init__(*given)
+            clock.now += 100
+
+    class SlowToMake(Lockstep):
+        def __init__(self, runs):
+            super().__init__(runs)
+            clock.now += 100
+
+    monkeypatch.setattr(engine, "time", clock)
+    monkeypatch.setattr(engine, "Training", SlowToBegin)
+    monkeypatch.setattr(engine, "Lockstep", SlowToMake)
+    (job,) = jobs("R/FCN", steps=3)
+    outcome = engine.train([job], digits, CPU, deadline=deadline)
+    assert (len(outcome.records), outcome.left) == (trained, [job][trained:])
+    assert clock.now < deadline
+
+
 def goes_on_with_the_test_alone(job, digits, monkeypatch):
     monkeypatch.setattr(Run, "step", lambda run: pytest.fail("it takes steps"))
     (record,) = engine.train([job], digits, CPU).records

@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from made_up import CELLS, EXPERIMENT, WITH, WITHOUT, made_up, record_of, with_variant
+from made_up import CELLS, WITH, WITHOUT, made_up, record_of, with_variant
 
 from spatial_transformer import cli
 from spatial_transformer.experiments import pictures, probes, records, results, tested_digits
@@ -24,7 +24,8 @@ CURVE = [Point(10, 2.0, 50.0)]
 
 def changed(name):
     """A cell of fewer steps than the experiment's."""
-    return dataclasses.replace(CELLS[name], settings=dataclasses.replace(EXPERIMENT.settings, steps=300))
+    cell = CELLS[name]
+    return dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, steps=300))
 
 
 RECORD = record_of(changed(WITH), 0, 1.0, CURVE)
@@ -83,6 +84,16 @@ def test_only_some_pictures(folder, tmp_path, capsys):
     assert [path.name for path in tmp_path.rglob("*.*")] == names
     assert draw(*arguments, "--seed", "1") == 1
     assert "there is no record of seed 1 of" in capsys.readouterr().err
+
+
+def test_pictures_of_another_seed_do_not_take_the_place_of_the_first(probe, tmp_path):
+    for seed in (0, 1):
+        write(dataclasses.replace(RECORD, seed=seed), probe, tmp_path)
+        given = ["--results", tmp_path, "--out", tmp_path, *OPTIONS, "--only", "means", "--only", "curves"]
+        assert draw(*given, "--seed", seed) == 0
+    first = with_variant(["R-ST-FCN-affine-means.png", "R-curves.png"], {"steps": 300})
+    second = [name.replace(".png", "-seed1.png") for name in first]
+    assert sorted(path.name for path in tmp_path.rglob("*.png")) == sorted(first + second)
 
 
 def test_what_is_missing_is_said(folder, tmp_path, capsys):

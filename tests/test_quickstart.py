@@ -15,7 +15,7 @@ pytest.importorskip("matplotlib")
 Image = pytest.importorskip("PIL.Image")
 
 from spatial_transformer.cli import main  # noqa: E402
-from spatial_transformer.experiments import provenance, quickstart, records  # noqa: E402
+from spatial_transformer.experiments import provenance, quickstart, records, statuses  # noqa: E402
 from spatial_transformer.experiments.data import uci_digits  # noqa: E402
 from spatial_transformer.experiments.spec import DigitSettings  # noqa: E402
 
@@ -63,6 +63,20 @@ def test_a_stopped_quick_start_goes_on(short, capsys, monkeypatch):
     monkeypatch.setattr(quickstart.engine, "train", trained)
     assert main(COMMAND) == 0
     assert "goes on after step 1" in capsys.readouterr().out
+
+
+def test_a_checkpoint_that_does_not_fit_is_named(short, capsys):
+    """And nothing is drawn of half a comparison."""
+    checkpoint = Path("quickstart/runs/distorted-mnist") / (
+        "RTS-FCN-batch=32-curve=10-digits=UCI-digits-learning_rate=0.05-parameters=100000-steps=60-seed0"
+        ".checkpoint.safetensors"
+    )
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.write_bytes(b"of another time")
+    assert main(COMMAND) == statuses.FAILED
+    said = capsys.readouterr().err
+    assert said.startswith(f"stn: RTS/FCN, seed 0: {checkpoint} is no checkpoint")
+    assert not list(Path("quickstart").rglob("*.png"))
 
 
 def test_each_of_the_two_has_one_thread(short, monkeypatch):

@@ -13,6 +13,7 @@ import spatial_transformer as st
 from benchmarks import birds, convolutions, data, house_numbers, steps, volume_steps
 from benchmarks.table import markdown, with_table
 from spatial_transformer import cli
+from spatial_transformer.experiments import statuses
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))
@@ -47,6 +48,16 @@ def test_the_example_is_short():
 def test_every_public_name_is_in_the_readme_or_the_changelog():
     text = (ROOT / "README.md").read_text() + (ROOT / "CHANGELOG.md").read_text()
     assert [name for name in st.__all__ if name not in text] == []
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/experiments.md"])
+def test_every_exit_status_is_said(document):
+    (said,) = re.findall(
+        r"^[-* ]*Exit status.*?(?=^- |^$)", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE
+    )
+    known = {value for name, value in vars(statuses).items() if name.isupper()}
+    assert {int(number) for number in re.findall(r"\b\d+\b", said)} == {0, *known}
+    assert "the same command goes on" in " ".join(said.split())
 
 
 def test_links_lead_somewhere():

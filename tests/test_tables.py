@@ -120,6 +120,30 @@ def test_a_table_without_numbers_of_the_papers(tmp_path):
     assert "the paper gives none" not in made(tmp_path, ADDITION)
 
 
+# Gains
+
+
+def test_the_gain_is_that_of_seeds_that_both_cells_have(tmp_path):
+    assert "Gain" not in made(tmp_path, VOLUMES)
+    for seed, error in enumerate((9.0, 9.4, 20.0)):
+        put(tmp_path, "3D/CNN", error, seed, VOLUMES)
+    assert "Gain" not in made(tmp_path, VOLUMES)
+    put(tmp_path, "3D/ST-CNN", 4.0, 0, VOLUMES)
+    assert "- 3D/CNN less 3D/ST-CNN: 5.00 (1)\n" in made(tmp_path, VOLUMES)
+    put(tmp_path, "3D/ST-CNN", 4.2, 1, VOLUMES)
+    put(tmp_path, "3D/ST-CNN", 95.0, 2, VOLUMES, status="failed", reason="stuck")
+    put(tmp_path, "3D/ST-CNN", 1.0, 3, VOLUMES)
+    put(tmp_path, "3D/ST-CNN", 0.5, 2, VOLUMES, changed={"steps": 30})
+    assert "- 3D/CNN less 3D/ST-CNN: 5.10 ± 0.14 (2)\n" in made(tmp_path, VOLUMES)
+    assert "Gain" not in made(tmp_path, VOLUMES, brief=True)
+
+
+def test_a_transformer_that_does_harm_has_a_gain_below_0(tmp_path):
+    put(tmp_path, "3D/CNN", 3.0, 0, VOLUMES)
+    put(tmp_path, "3D/ST-CNN", 4.25, 0, VOLUMES)
+    assert "- 3D/CNN less 3D/ST-CNN: -1.25 (1)\n" in made(tmp_path, VOLUMES)
+
+
 # Measures
 
 

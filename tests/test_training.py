@@ -25,6 +25,7 @@ from small_runs import SMALL, jobs, same  # noqa: E402
 from spatial_transformer.cli import main  # noqa: E402
 from spatial_transformer.experiments import checkpoints, engine, records, statuses  # noqa: E402
 from spatial_transformer.experiments.catalogue import EXPERIMENTS, chosen  # noqa: E402
+from spatial_transformer.experiments.data import mnist  # noqa: E402
 from spatial_transformer.experiments.display import Lines, Table, result  # noqa: E402
 from spatial_transformer.experiments.durations import duration, seconds_of  # noqa: E402
 from spatial_transformer.experiments.interrupts import asked_to_stop  # noqa: E402
@@ -252,6 +253,23 @@ def test_a_time_limit(capsys):
 )
 def test_bad_arguments(arguments, message, capsys):
     assert main(["train", "distorted-mnist", "--digits", "packaged", *arguments]) == statuses.MISUSED
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("experiment", "count", "message"),
+    [
+        *(
+            (experiment.name, 1497, "held_out must be less than the 1,497 training digits, got 1,497")
+            for experiment in EXPERIMENTS.values()
+            if experiment.task.data == mnist.NAME
+        ),
+        ("colocalisation", 1, "UCI digits, 1 held out has no test digit 0"),
+    ],
+)
+def test_so_many_digits_cannot_be_held_out(experiment, count, message, capsys):
+    given = ["train", experiment, "--digits", "packaged", f"held_out={count}"]
+    assert main(given) == statuses.MISUSED
     assert message in capsys.readouterr().err
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from . import engine
+from .arguments import UsageError
 from .display import Lines
 from .engine import Outcome
 from .extra import extra
@@ -80,7 +81,7 @@ def train(
     data: what is trained on, or what each worker loads it with.
     gpu_share: of a GPU that a cell takes; if it is not given, an eighth where the cluster has GPUs.
     """
-    outcome, errors, lines = Outcome([], [], [], []), list[TaskError](), Lines(len(jobs), say)
+    outcome, errors, lines = Outcome([], [], [], []), list[ValueError](), Lines(len(jobs), say)
     with connected(address) as ray:
         resources = ray.cluster_resources()
         share = gpu_share if gpu_share is not None else GPU_SHARE if resources.get("GPU", 0) else 0
@@ -103,7 +104,9 @@ def train(
                     outcome.left.append(job)
                     continue
                 except ray.exceptions.RayError as error:
-                    errors.append(TaskError(f"{job.name}: {getattr(error, 'cause', None) or error}"))
+                    cause = getattr(error, "cause", None) or error
+                    kind = UsageError if isinstance(cause, UsageError) else TaskError
+                    errors.append(kind(f"{job.name}: {cause}"))
                     say(str(errors[-1]))
                     continue
                 for record in found.records:

@@ -12,7 +12,7 @@ from typing import Any
 
 from .catalogue import EXPERIMENTS
 from .durations import duration
-from .engine import Training, Watcher
+from .engine import Outcome, Training, Watcher
 from .extra import extra
 from .jobs import Job
 from .records import Record
@@ -66,6 +66,12 @@ def say(line: str) -> None:
         print(line, flush=True)
     except BrokenPipeError:  # nobody reads on (`| head`): that is no reason to stop training
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def say_refused(outcome: Outcome) -> None:
+    """Names the checkpoints that are not gone on from, as errors are."""
+    for refusal in outcome.refused:
+        print(f"stn: {refusal}", file=sys.stderr)
 
 
 class Lines(AbstractContextManager["Lines"]):

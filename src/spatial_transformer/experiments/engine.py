@@ -308,6 +308,7 @@ class Trainer(ExitStack):
         self.locks: dict[Path, ExitStack] = {}
         self.together: Lockstep | None = None  # made anew when others are under way
         self.making = 0.0  # seconds that this took at most, with a first step: kernels are compiled
+        self.started = time.monotonic()
         self.chunk = 1  # steps between looks at the clock
 
     def ready(self) -> bool:
@@ -319,7 +320,9 @@ class Trainer(ExitStack):
         while True:
             for training in [training for training in self.under_way if training.over]:
                 self.finish(training)
-            time_left = self.limits.leave(at_first=self.making)
+            # Before steps were ever made, what it took to begin is all that tells how long that will take.
+            making = self.making or time.monotonic() - self.started
+            time_left = self.limits.leave(at_first=making)
             if not self.waiting or len(self.under_way) >= self.at_once or not time_left:
                 break
             self.begin(self.waiting[0])

@@ -86,9 +86,11 @@ def draw(
     if not having:
         raise PictureError(missing(experiment, cells, wanted, seed))
     variant = assigned(apart(wanted.settings, wanted.digits, experiment)).split()
+    if seed:
+        variant.append(f"seed{seed}")
 
     def place(name: str) -> Path:
-        """Pictures of changed runs do not take the place of the table's."""
+        """Those of changed runs do not take the place of the table's, nor another seed's that of seed 0's."""
         stem, ending = name.rsplit(".", 1)
         return out / experiment.name / f"{'-'.join([stem, *variant])}.{ending}"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from .arguments import folder, folder_to_write
 from .catalogue import EXPERIMENTS, chosen
 from .data import mnist, uci_digits
 from .data.places import VARIABLE
-from .display import display
+from .display import display, say_refused
 from .durations import duration
 from .interrupts import asked_to_stop
 from .lockstep import one_thread_each
@@ -62,8 +61,7 @@ def run(given: argparse.Namespace) -> int:
     jobs = jobs_of(cells, digits, [0], given.out, given.out / "runs")
     with asked_to_stop() as stop, one_thread_each(), display(len(jobs)) as watcher:
         outcome = engine.train(jobs, digits, torch.device("cpu"), at_once=2, stop=stop, watcher=watcher)
-    for refusal in outcome.refused:
-        print(f"stn: {refusal}", file=sys.stderr)
+    say_refused(outcome)
     if outcome.left:
         print("not finished; the same command goes on")
         return INTERRUPTED

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import measures, networks
+from .arguments import UsageError
 from .data.clutter import below
 from .data.digits import Digits, DigitSet
 from .data.fixed_sets import KINDS, as_images, fixed_batches, fixed_set
@@ -270,7 +271,7 @@ def held_out(digits: DigitSet, count: int) -> DigitSet:
         return digits
     train = digits.train
     if count >= len(train.labels):
-        raise ValueError(
+        raise UsageError(
             f"held_out must be less than the {len(train.labels):,} training digits, got {count:,}"
         )
     kept, tested = (

@@ -183,6 +183,8 @@ class Experiment:
     settings: Settings = DigitSettings()
     own_settings: Mapping[str, Settings] = dataclasses.field(default_factory=dict)  # of some models, by name
     claims: tuple[Claim, ...] = ()
+    # Pairs of names of cells, of which it is said by how many points the second errs less than the first.
+    gains: tuple[tuple[str, str], ...] = ()
     prints: str = "error"  # what its table has, in percent; "accuracy": 100 less the error
     # What is measured of the test set besides the error (``measures``): its name in records -> what it says.
     measures: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -192,6 +194,8 @@ class Experiment:
     def __post_init__(self) -> None:
         if unknown := set(self.own_settings) - {model.name for model in self.models}:
             raise ValueError(f"{self.name} has no model {min(unknown)}, whose own settings are given")
+        if unknown := {name for pair in self.gains for name in pair} - {cell.name for cell in self.cells}:
+            raise ValueError(f"{self.name} has no cell {min(unknown)}, whose gain is asked for")
 
     @property
     def cells(self) -> list[Cell]:

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import itertools
 import math
-import sys
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from . import cluster, engine, records, results, tasks
 from .arguments import UsageError, count, folder, folder_to_write
 from .catalogue import EXPERIMENTS, assignments, chosen
 from .data.places import VARIABLE
-from .display import display, say
+from .display import display, say, say_refused
 from .durations import duration, seconds_of
 from .interrupts import asked_to_stop
 from .jobs import Job, placed
@@ -145,8 +144,7 @@ def run(given: argparse.Namespace) -> int:
         interrupted = stop()
     for job in outcome.busy:
         say(f"{job.name}: another process trains it")
-    for refusal in outcome.refused:
-        print(f"stn: {refusal}", file=sys.stderr)
+    say_refused(outcome)
     if outcome.left:
         say(f"{len(outcome.left)} of {len(jobs)} are not finished; the same command goes on with them")
     say(f"the whole command took {duration(time.monotonic() - begin)}")

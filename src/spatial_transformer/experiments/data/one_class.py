@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..arguments import UsageError
 from .digits import DigitSet
 from .fixed_sets import KINDS, SEED, FixedSet, as_images
 from .random_numbers import RandomNumbers
@@ -25,7 +26,7 @@ def one_class(
     """
     of_class = torch.nonzero(digits.test.labels == digit)[:, 0]
     if len(of_class) == 0:
-        raise ValueError(f"{digits.name} has no test digit {digit}")
+        raise UsageError(f"{digits.name} has no test digit {digit}")
     random = RandomNumbers(SEED * (seed + 1) + digit, device=device)
     order = random.uniform(len(of_class)).argsort(stable=True).cpu()
     chosen = of_class[order[torch.arange(count) % len(order)]]

@@ -38,6 +38,7 @@ EXPERIMENT = Experiment(
             ((f"{KIND}/ST-CNN", f"{KIND}/CNN"),),
         ),
     ),
+    gains=((f"{KIND}/CNN", f"{KIND}/ST-CNN"),),
     measures={
         "off centre": "pixels from the middle of the projection to the digit's centre, the median. The "
         'paper: it "learns to create a 2D projection of the 3D space where the digit is centered"',
