@@ -4,12 +4,14 @@ The paper: "the ST-CNN Multi model is only 6% slower (forward and backward pass)
 networks on batches of 128, dropout and the five losses included, the gradients of all parameters, no update;
 beside them the same networks whose transformers are ``F.affine_grid`` and ``F.grid_sample``. Called from
 Python, and replayed as a CUDA graph; in float32, with TF32, and with bfloat16 autocast. Each contender in
-both memory layouts, of which its faster one counts.
+both memory layouts, of which its faster one counts. And as they are trained (``fast``): bfloat16 autocast,
+with the convolutions, dropout and linear layers of ``fast_networks``.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 import time
@@ -24,6 +26,7 @@ from torch import Tensor, nn
 from spatial_transformer import SpatialTransformer
 from spatial_transformer.experiments import house_numbers
 from spatial_transformer.experiments.data.random_numbers import RandomNumbers
+from spatial_transformer.experiments.fast_networks import fast
 from spatial_transformer.experiments.house_numbers import Network
 from spatial_transformer.experiments.runs import tensor_cores
 
@@ -32,12 +35,14 @@ from .record import heading
 from .steps import device_of
 from .table import carry_out
 
-PRECISIONS = ("float32", "tf32", "bfloat16")
+FAST = "bfloat16, fast"
+PRECISIONS = ("float32", "tf32", "bfloat16", FAST)
 WAYS = ("graph", "eager")
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}
 PLAIN = ", grid_sample"  # after the name of a network whose transformers are PyTorch's
 NAMES = (*house_numbers.MODELS, *(model + PLAIN for model in house_numbers.MODELS[1:]))
 ROUNDS = 5
+ROUND = 0.1  # seconds after which a round has calls enough
 WARM = 3  # calls before a capture or a measurement
 PAPER = 6.0  # percent that ST-CNN Multi is slower than the CNN
 AGREE = 1e-3  # of the largest score, in float32
@@ -87,7 +92,7 @@ def check(networks: Mapping[str, Network], images: Tensor) -> None:
 def arithmetic(precision: str, device: str) -> Iterator[None]:
     with (
         tensor_cores(precision != "float32"),
-        torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16", cache_enabled=False),
+        torch.autocast(device, torch.bfloat16, enabled="bfloat16" in precision, cache_enabled=False),
     ):
         yield
 
@@ -96,10 +101,11 @@ def forward_backward(network: Network, images: Tensor, labels: Tensor, precision
     """The loss, and the gradients of all parameters."""
     parameters, random = list(network.parameters()), RandomNumbers(0, device=images.device)
     device = images.device.type
+    measured = fast(network) if precision == FAST else network  # of the same parameters
 
     def call() -> tuple[Tensor, ...]:
         with arithmetic(precision, device):
-            scores = network(images, random)
+            scores = measured(images, random)
         loss = house_numbers.losses(scores.float(), labels).mean()
         with tensor_cores(precision != "float32"):
             return (loss.detach(), *torch.autograd.grad(loss, parameters))
@@ -125,18 +131,22 @@ def milliseconds(calls: Mapping[str, Callable[[], Any]], device: str, steps: int
     """Of each, the median of rounds in which they take turns."""
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     rounds: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        for _ in range(WARM):
+
+    def seconds(call: Callable[[], Any], times: int) -> float:
+        wait()
+        begin = time.perf_counter()
+        for _ in range(times):
             call()
+        wait()
+        return (time.perf_counter() - begin) / times
+
+    for call in calls.values():
+        seconds(call, WARM)
+    times = {name: min(steps, math.ceil(ROUND / seconds(call, 1))) for name, call in calls.items()}
     for _ in range(ROUNDS):
         for name, call in calls.items():
-            wait()
-            begin = time.perf_counter()
-            for _ in range(steps):
-                call()
-            wait()
-            rounds[name].append(1000 * (time.perf_counter() - begin) / steps)
-    return {name: statistics.median(times) for name, times in rounds.items()}
+            rounds[name].append(1000 * seconds(call, times[name]))
+    return {name: statistics.median(found) for name, found in rounds.items()}
 
 
 def measured(
@@ -230,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Forward and backward of the networks that read house numbers.",
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run on the CPU: no measurements")
-    parser.add_argument("--steps", type=int, default=20, help="of a round")
+    parser.add_argument("--steps", type=int, default=20, help="of a round, at most")
     parser.add_argument("--batch", type=int, default=128)
 
     def measure(given: argparse.Namespace) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import torch
@@ -74,6 +75,33 @@ def test_both_networks_compute_the_same(model):
     assert all(part.abs().max() > 0 for part in found[0])
     assert len(networks[1].transformers) == {"ST-CNN Single": 1, "ST-CNN Multi": 4}[model]
     assert all(isinstance(each, benchmark.GridSample) for each in networks[1].transformers)
+
+
+def test_what_is_trained_is_measured_too(monkeypatch):
+    network = benchmark.network_of("ST-CNN Multi", 32, "cpu", **SMALL)
+    images, labels = torch.randn(2, 3, 32, 32), torch.zeros(2, 5, dtype=torch.int64)
+    made = []
+    monkeypatch.setattr(benchmark, "fast", lambda given: made.append(given) or given)
+    found = {
+        precision: benchmark.forward_backward(network, images, labels, precision)()[0]
+        for precision in benchmark.PRECISIONS
+    }
+    assert made == [network]  # in one of them
+    assert found["float32"] == found["tf32"]
+    assert found["bfloat16"] == found[benchmark.FAST] != found["float32"]
+
+
+def test_rounds_have_calls_enough_and_no_more():
+    calls = {"slow": [], "quick": []}
+
+    def slow():
+        calls["slow"].append(time.sleep(1.5 * benchmark.ROUND))
+
+    found = benchmark.milliseconds({"slow": slow, "quick": lambda: calls["quick"].append(1)}, "cpu", 20)
+    assert {name: len(made) - benchmark.WARM - 1 for name, made in calls.items()} == {
+        "slow": benchmark.ROUNDS, "quick": 20 * benchmark.ROUNDS,
+    }  # fmt: skip
+    assert found["slow"] > 1000 * benchmark.ROUND > found["quick"]
 
 
 def test_dropout_is_part_of_it():
