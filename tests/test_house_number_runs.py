@@ -188,6 +188,26 @@ def test_contrast(numbers):
     assert 1.25 < factor.max() <= math.exp(0.5)
 
 
+def test_tint(numbers):
+    plain, settings = house_numbers.normalised(numbers.train.tight), HouseNumberSettings(tint=0.5)
+    factors = house_number_runs.augmented(numbers.train.tight, 64, settings, RandomNumbers(0)) / plain
+    each = factors.flatten(2).nanmedian(2).values
+    torch.testing.assert_close(factors, each[:, :, None, None].expand_as(factors), equal_nan=True)
+    assert math.exp(-0.5) <= each.min() < 0.8
+    assert 1.25 < each.max() <= math.exp(0.5)
+    assert (each[:, 0] - each[:, 1]).abs().min() > 1e-4  # colours change apart
+
+
+def test_inversion(numbers):
+    plain = house_numbers.normalised(numbers.train.tight)
+    for share, wanted in ((0.0, [0]), (1.0, [24]), (0.5, range(6, 19))):
+        settings = HouseNumberSettings(inversion=share)
+        found = house_number_runs.augmented(numbers.train.tight, 64, settings, RandomNumbers(0))
+        turned = sum(torch.equal(one, -other) for one, other in zip(found, plain, strict=True))
+        assert turned in wanted
+        assert turned + sum(torch.equal(one, other) for one, other in zip(found, plain, strict=True)) == 24
+
+
 def test_numbers_held_out_are_tested_on_and_never_trained_on(numbers):
     run = started("64px/CNN", numbers, held_out=6, batch=200)
     kept, held = svhn.validation_split(24, 6)
@@ -273,9 +293,12 @@ def test_dropout_comes_in(numbers):
     at_once = started("64px/CNN", numbers)
     at_once.set_rate()
     assert at_once.network.dropout == 0.5
+    less = started("64px/CNN", numbers, dropout=0.25)
+    assert less.network.dropout == 0.25
     # Weights start for what they meet at first.
-    one, other = (each.network.layers[5][0].weight.std().item() for each in (run, at_once))
+    one, other, third = (each.network.layers[5][0].weight.std().item() for each in (run, at_once, less))
     assert one / other == pytest.approx(math.sqrt(2), rel=1e-4)
+    assert one / third == pytest.approx(math.sqrt(4 / 3), rel=1e-4)
 
 
 def test_a_run_whose_dropout_comes_in_goes_on_bit_for_bit(numbers):
@@ -482,6 +505,11 @@ def test_there_are_no_other_digits_of_house_numbers(command, capsys):
         ({"weight_decay": "nan"}, "weight_decay must be at least 0"),
         ({"localiser_start": "-1"}, "localiser_start must be at least 0, got -1"),
         ({"dropout_rise": "-1"}, "dropout_rise must be at least 0, got -1"),
+        ({"dropout": "1"}, "dropout must be some 16ths, at least 0 and less than 1, got 1.0"),
+        ({"dropout": "0.3"}, "dropout must be some 16ths"),
+        ({"dropout": "nan"}, "dropout must be some 16ths"),
+        ({"inversion": "1.1"}, "inversion must be from 0 to 1, got 1.1"),
+        ({"tint": "-1"}, "tint must be at least 0"),
         ({"extra": "2"}, "extra must be 0 or 1, got 2"),
         ({"width": "0"}, "width must be more than 0 and at most 8, got 0.0"),
         ({"batch": "0"}, "batch must be at least 1, got 0"),

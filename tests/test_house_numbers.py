@@ -309,7 +309,7 @@ def test_a_share_on_the_device_is_dropped(share):
 
 
 def test_signals_keep_their_strength_where_training_begins_without_dropout():
-    network = house_numbers.build("CNN", 32, filters=[48] * 8, units=[256] * 3, dropout=False)
+    network = house_numbers.build("CNN", 32, filters=[48] * 8, units=[256] * 3, dropout=0.0)
     seen = entering(network, (nn.Conv2d, nn.Linear), torch.randn(16, 3, 32, 32))
     squares = [given.square().mean().item() for given, _ in seen.values()]
     assert all(0.05 < square < 10 for square in squares)  # else the last would be of 0.001

@@ -43,7 +43,7 @@ def build(cell: Cell) -> house_numbers.Network:
         cell.data.size,
         filters=filters,
         units=units,
-        dropout=cell.settings.dropout_rise == 0,
+        dropout=cell.settings.dropout * cell.settings.dropped(0),
     )
 
 
@@ -62,6 +62,7 @@ class HouseNumberRun(Descent):
             decay=settings.weight_decay,
         )
         self.settings = settings
+        self.network.dropout = settings.dropout
         if settings.dropout_rise:
             self.network.dropout = torch.zeros((), device=self.device)  # as of ``set_rate``
         self.trained = fast(self.network) if self.mixed else self.network  # of the same parameters
@@ -113,7 +114,7 @@ class HouseNumberRun(Descent):
         learn = self.step_number >= self.settings.localiser_start
         self.rates[LOCALISERS].fill_(self.settings.localiser_rate if learn else 0.0)
         if isinstance(self.network.dropout, Tensor):
-            self.network.dropout.fill_(house_numbers.DROPOUT * self.settings.dropped(self.step_number))
+            self.network.dropout.fill_(self.settings.dropout * self.settings.dropped(self.step_number))
 
     @torch.no_grad()
     def tested(self, stop: Stop = lambda: False) -> Tested:
@@ -149,15 +150,24 @@ def augmented(pixels: Tensor, size: int, settings: HouseNumberSettings, random: 
         theta = moves(len(pixels), settings, random, of_the_whole=size / LOOSE)
         pixels = warp(pixels.to(torch.float32), theta, Affine(), size=(size, size), padding="border")
     images = house_numbers.normalised(pixels)
+    # What is less its mean turns to its negative, its contrast and its colours change, by factors alone.
     if settings.contrast:
-        either_way = 2 * random.uniform(len(images), 1, 1, 1) - 1
-        images = images * (settings.contrast * either_way).exp()
+        images = images * (settings.contrast * either_way(random, len(images), 1, 1, 1)).exp()
+    if settings.tint:
+        images = images * (settings.tint * either_way(random, len(images), 3, 1, 1)).exp()
+    if settings.inversion:
+        images = torch.where(random.uniform(len(images), 1, 1, 1) < settings.inversion, -images, images)
     return images
+
+
+def either_way(random: RandomNumbers, *shape: int) -> Tensor:
+    """Uniform from -1 to 1."""
+    return 2 * random.uniform(*shape) - 1
 
 
 def moves(count: int, settings: HouseNumberSettings, random: RandomNumbers, *, of_the_whole: float) -> Tensor:
     """Random theta whose crops lie about the middle, so large a part of the whole. [count, 6]"""
-    angle, *scales_and_shifts = (2 * random.uniform(5, count) - 1).unbind(0)
+    angle, *scales_and_shifts = either_way(random, 5, count).unbind(0)
     angle = angle * math.radians(settings.rotation)
     across, down = ((settings.scaling * each).exp() * of_the_whole for each in scales_and_shifts[:2])
     # A side is 2 in normalised coordinates.

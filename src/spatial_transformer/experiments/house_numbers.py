@@ -24,6 +24,7 @@ Where the text leaves a choice:
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal, TypeVar, overload
@@ -121,11 +122,11 @@ def build(
     *,
     filters: Sequence[int] = FILTERS,
     units: Sequence[int] = UNITS,
-    dropout: bool = True,
+    dropout: float = DROPOUT,
 ) -> Network:
     """One of ``MODELS`` for images of ``size`` px, freshly initialised.
 
-    dropout: whether training begins with it, which weights start for.
+    dropout: what training begins with, and weights start for.
 
     >>> build("ST-CNN Multi", 64, filters=[8] * 8, units=[32]).theta(torch.rand(2, 3, 64, 64)).shape
     torch.Size([2, 24])
@@ -154,32 +155,34 @@ def maps(size: int, filters: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip((COLOURS, *filters), sizes, strict=True))
 
 
-def convolutions(filters: Sequence[int], dropout: bool) -> list[nn.Sequential]:
+def convolutions(filters: Sequence[int], dropout: float) -> list[nn.Sequential]:
     """conv[N,5,1,2] with rectifiers, and max[2] after some."""
     layers = []
     for number, (before, after) in enumerate(pairwise((COLOURS, *filters))):
         weights = started(
-            nn.Conv2d(before, after, 5, padding=2), dropout=dropout and number > WITHOUT_DROPOUT
+            nn.Conv2d(before, after, 5, padding=2), dropout if number > WITHOUT_DROPOUT else 0.0
         )
         pool = [nn.MaxPool2d(2)] if number in POOLED else []
         layers.append(nn.Sequential(weights, nn.ReLU(), *pool))
     return layers
 
 
-def fully_connected(features: int, units: Sequence[int], dropout: bool) -> list[nn.Sequential]:
+def fully_connected(features: int, units: Sequence[int], dropout: float) -> list[nn.Sequential]:
     """fc[N] with rectifiers."""
     return [
-        nn.Sequential(nn.Flatten(), started(nn.Linear(before, after), dropout=dropout), nn.ReLU())
+        nn.Sequential(nn.Flatten(), started(nn.Linear(before, after), dropout), nn.ReLU())
         for before, after in pairwise((features, *units))
     ]
 
 
-def started(weights: Weights, *, dropout: bool) -> Weights:
+def started(weights: Weights, dropout: float) -> Weights:
     """A layer's weights, started so that signals keep their mean square from layer to layer in training.
 
-    A rectifier halves it. Dropout doubles it; where there is none before a layer, its weights make up for it.
+    A rectifier halves it, which weights make up for. Dropout raises it: that of a half doubles it.
     """
-    nn.init.kaiming_normal_(weights.weight, nonlinearity="linear" if dropout else "relu")
+    nn.init.kaiming_normal_(weights.weight, nonlinearity="relu")
+    with torch.no_grad():
+        weights.weight *= math.sqrt(1 - dropout)
     assert weights.bias is not None
     nn.init.zeros_(weights.bias)
     return weights

@@ -23,7 +23,9 @@ from dataclasses import dataclass
 
 from ..spec import Claim, Data, Experiment, Model, Settings, Task
 
-RISES = 16  # in so many parts dropout comes in, where it does not come at once: all of them 256ths
+RISES = (
+    16  # in so many parts dropout, some 16ths, comes in: all of them 256ths, as ``networks.dropped`` has it
+)
 
 # The most frequent number of the test set is 3 % of it.
 TASK = Task("house numbers", "SVHN", stuck=95.0)
@@ -43,21 +45,28 @@ class HouseNumberSettings(Settings):
     weight_decay: float = 0.0005
     localiser_rate: float = 0.1  # of the base learning rate
     localiser_start: int = 1000  # step from which on localisers learn
+    dropout: float = 0.5
     dropout_rise: int = 3000  # steps over which dropout comes in; 0: all of it from the first step on
     extra: int = 0  # 1: trained on the extra images, too
     width: float = 1.0  # filters and units, of the paper's
     # Augmentation, uniform between so much either way: degrees; the logarithm of the scale of each axis; of
-    # the side of the image, along each axis; the logarithm of the contrast.
+    # the side of the image, along each axis; the logarithms of the contrast, and of that of each colour.
     rotation: float = 0.0
     scaling: float = 0.0
     shift: float = 0.0
     contrast: float = 0.0
+    tint: float = 0.0
+    inversion: float = 0.0  # share of images that turn to their negatives
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("weight_decay", "localiser_rate", "rotation", "scaling", "shift", "contrast"):
+        for name in ("weight_decay", "localiser_rate", "rotation", "scaling", "shift", "contrast", "tint"):
             if not 0 <= getattr(self, name) < 180:
                 raise ValueError(f"{name} must be at least 0 and less than 180, got {getattr(self, name)}")
+        if not 0 <= self.dropout < 1 or self.dropout * 16 % 1:
+            raise ValueError(f"dropout must be some 16ths, at least 0 and less than 1, got {self.dropout}")
+        if not 0 <= self.inversion <= 1:
+            raise ValueError(f"inversion must be from 0 to 1, got {self.inversion}")
         for name in ("localiser_start", "dropout_rise"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
