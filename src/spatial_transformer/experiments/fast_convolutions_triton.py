@@ -60,6 +60,7 @@ MANY_WEIGHTS = Blocks(rows=64, filters=128, depth=128, stages=3)
 POOLED = Blocks(rows=4, warps=4)
 POINTWISE = Blocks(rows=32, warps=4)
 PIXELS = 256
+AT_ONCE = 4096  # numbers of a pointwise program: 32 a thread
 
 
 def padded(number: int, to: int) -> int:
@@ -253,7 +254,7 @@ def pooled(parts: Tensor, bias: Tensor, output: Tensor, sizes: ManyChannels) -> 
     index = parts.new_empty((rows, sizes.filters_padded), dtype=torch.uint8)
     blocks, width = POOLED, power_of_2(sizes.filters_padded)
     if parts.dtype == torch.bfloat16:  # half as many bytes: as many at a time
-        blocks = POOLED._replace(rows=max(POOLED.rows, 2048 // width))
+        blocks = POOLED._replace(rows=max(POOLED.rows, AT_ONCE // (2 * width)))
     launch(
         _many_channels_pooled, (-(-rows // blocks.rows),), blocks,
         parts, bias, output, index, rows, parts.shape[0], *output.stride(),
@@ -265,14 +266,17 @@ def pooled(parts: Tensor, bias: Tensor, output: Tensor, sizes: ManyChannels) -> 
 
 def unpooled(gradient: Tensor, index: Tensor, sizes: ManyChannels) -> tuple[Tensor, Tensor]:
     """[N, F, h, w] -> what each position got, [rows, filters] in bfloat16, and its sums, [shares, filters]"""
-    blocks = -(-sizes.rows // POINTWISE.rows)
+    down, across = (-(-side // sizes.pool) for side in sizes.positions)
+    rows, width = sizes.batch * down * across, power_of_2(sizes.filters_padded)
+    filling = 1 << max(1, rows // PROGRAMS).bit_length() - 1  # rows of each program, where there are few
+    each = max(1, min(AT_ONCE // (sizes.pool * width), filling))
+    shares = -(-rows // each)
     positions = gradient.new_empty((sizes.rows, sizes.filters_padded), dtype=torch.bfloat16)
-    bias = gradient.new_empty((blocks, sizes.filters_padded), dtype=torch.float32)
+    bias = gradient.new_empty((shares, sizes.filters_padded), dtype=torch.float32)
     launch(
-        _many_channels_unpooled, (blocks,), POINTWISE,
-        gradient, index, positions, bias, sizes.rows, *gradient.stride(),
-        *sizes.positions, sizes.pool, sizes.filters_padded, gradient.shape[1],
-        POINTWISE.rows, power_of_2(sizes.filters_padded),
+        _many_channels_unpooled, (shares,), POINTWISE,
+        gradient, index, positions, bias, rows, *gradient.stride(),
+        *sizes.positions, sizes.pool, sizes.filters_padded, gradient.shape[1], each, width,
     )  # fmt: skip
     return positions, bias
 

@@ -119,25 +119,30 @@ def _many_channels_unpooled(
 ):  # fmt: skip
     """positions[row, f] = what the maximum got where it was this row's, else 0; bias[block, f] is its sum.
 
-    ``rows`` are the convolution's; those that the pooling dropped get nothing.
+    ``rows`` are the pooled ones, and as many more as have positions that the pooling dropped: these get
+    nothing.
     """
     PH: tl.constexpr = OH // POOL
     PW: tl.constexpr = OW // POOL
+    ALL_H: tl.constexpr = (OH + POOL - 1) // POOL
+    ALL_W: tl.constexpr = (OW + POOL - 1) // POOL
     i_row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i_filter = tl.arange(0, BLOCK)
-    i_image, i_place = i_row // (OH * OW), i_row % (OH * OW)
-    y, x = i_place // OW, i_place % OW
-    i_q = (y % POOL) * POOL + x % POOL
-    y, x = y // POOL, x // POOL
-    m_row = ((i_row < rows) & (y < PH) & (x < PW))[:, None]
+    i_image, i_place = i_row // (ALL_H * ALL_W), i_row % (ALL_H * ALL_W)
+    y, x = i_place // ALL_W, i_place % ALL_W
+    m_row, m_filter = i_row < rows, (i_filter < WIDTH)[None, :]
+    m_pooled = (m_row & (y < PH) & (x < PW))[:, None]
     o_index = ((i_image * PH + y) * PW + x)[:, None] * WIDTH + i_filter[None, :]
-    b_index = tl.load(p_index + o_index, mask=m_row & (i_filter < WIDTH)[None, :], other=CUT)
+    b_index = tl.load(p_index + o_index, mask=m_pooled & m_filter, other=CUT)
     o_gradient = (i_image * n_stride + y * y_stride + x * x_stride)[:, None] + (i_filter * f_stride)[None, :]
-    m_gradient = m_row & (i_filter < STORED)[None, :] & (b_index == i_q[:, None])
+    m_gradient = m_pooled & (i_filter < STORED)[None, :] & (b_index != CUT)
     b_gradient = tl.load(p_gradient + o_gradient, mask=m_gradient, other=0.0).to(tl.float32)
-    o_position = i_row[:, None] * WIDTH + i_filter[None, :]
-    m_position = (i_row < rows)[:, None] & (i_filter < WIDTH)[None, :]
-    tl.store(p_positions + o_position, _as(b_gradient, tl.bfloat16), mask=m_position)
+    for q in tl.static_range(POOL * POOL):
+        i_y, i_x = POOL * y + q // POOL, POOL * x + q % POOL
+        o_position = ((i_image * OH + i_y) * OW + i_x)[:, None] * WIDTH + i_filter[None, :]
+        m_position = (m_row & (i_y < OH) & (i_x < OW))[:, None] & m_filter
+        b_position = tl.where(b_index == q, b_gradient, 0.0)
+        tl.store(p_positions + o_position, _as(b_position, tl.bfloat16), mask=m_position)
     tl.store(p_bias + tl.program_id(0) * WIDTH + i_filter, tl.sum(b_gradient, 0), mask=i_filter < WIDTH)
 
 
