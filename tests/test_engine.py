@@ -217,6 +217,18 @@ def test_two_processes_never_train_one_cell(digits, which):
     assert [record.cell for record in engine.train([one], digits, CPU).records] == ["R/FCN"]
 
 
+@pytest.mark.parametrize("status", ["done", "failed"])
+def test_again_is_for_what_has_failed(digits, status):
+    """And not for what another process has finished meanwhile."""
+    (job,) = jobs("R/FCN")
+    engine.train([job], digits, CPU)
+    failed = {"status": status, "error": None, "reason": "the loss is nan"} if status == "failed" else {}
+    record = dataclasses.replace(records.read(job.record), date="2026-01-01", **failed)
+    records.write(record, job.record)
+    assert len(engine.train([job], digits, CPU, again=True).records) == 1
+    assert (records.read(job.record).date == "2026-01-01") == (status == "done")
+
+
 def test_a_cell_that_is_done_is_free_again(digits):
     """Also while others are still trained."""
     seen = []

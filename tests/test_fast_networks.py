@@ -127,6 +127,26 @@ def test_stages():
     assert kinds_of([nn.Flatten(), nn.ReLU()]) == ["Flatten", "ReLU"]
 
 
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 8, 3), nn.ReLU(), nn.MaxPool2d(2)],
+        [nn.Conv2d(1, 1, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2)],
+        [nn.Conv2d(1, 4, 5), nn.ReLU(), nn.MaxPool2d(2)],
+        [nn.Conv2d(3, 4, 5), nn.ReLU(), nn.MaxPool2d(2)],
+    ],
+    ids=["padded, then few channels", "one filter", "one channel", "few channels"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_images_may_be_rounded_already(layers, dtype):
+    """As they are under autocast, behind another layer."""
+    network = nn.Sequential(*layers).to(DEVICE)
+    image = torch.rand(2, layers[0].in_channels, 14, 14, device=DEVICE)
+    with torch.autocast(DEVICE, torch.bfloat16, cache_enabled=False):
+        found, wanted = fast(network)(image.to(dtype)), network(image.to(dtype))
+    assert (found - wanted).abs().max() <= 0.05
+
+
 def test_a_stage_before_another_layer_gives_float32():
     network = nn.Sequential(nn.Conv2d(1, 5, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()).to(DEVICE)
     image = torch.rand(2, 1, 12, 12, device=DEVICE)

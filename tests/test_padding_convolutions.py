@@ -120,6 +120,43 @@ def test_flattened(size, units, last, mixed):
         assert (mine - theirs).norm() <= (0.01 if mixed else 1e-6) * theirs.norm()
 
 
+@pytest.mark.parametrize(("channels", "pool"), [(3, 2), (3, 1), (16, 2)])
+def test_autocast_does_not_round_what_is_not_to_be(channels, pool):
+    image, weight = (
+        torch.randn(2, channels, 8, 6, device=DEVICE),
+        torch.randn(7, channels, 5, 5, device=DEVICE),
+    )
+    bias = torch.randn(7, device=DEVICE)  # which would be rounded
+    plain = surrounded(image, weight, bias, padding=2, pool=pool)
+    with torch.autocast(DEVICE, torch.bfloat16, cache_enabled=False):
+        mixed = surrounded(image, weight, bias, padding=2, pool=pool)
+    assert torch.equal(plain, mixed)
+
+
+def test_a_network_that_pads_gives_what_its_layers_would():
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)).to(DEVICE)
+    image = torch.randn(2, 3, 8, 8, device=DEVICE)
+    assert fast(layers)(image).dtype == layers(image).dtype == torch.float32
+    with torch.autocast(DEVICE, torch.bfloat16, cache_enabled=False):
+        assert fast(layers)(image).dtype == layers(image).dtype == torch.bfloat16
+
+
+def test_linear_layers_in_double_precision_stay_so():
+    input = torch.randn(4, 3, 2, 2, device=DEVICE, dtype=torch.float64)
+    linear = nn.Linear(12, 2, device=DEVICE, dtype=torch.float64)
+    with torch.autocast(DEVICE, torch.bfloat16, cache_enabled=False):
+        found = padding_convolutions.flattened(
+            input.contiguous(memory_format=torch.channels_last), linear.weight, linear.bias
+        )
+    torch.testing.assert_close(found, linear(input.flatten(1)))
+
+
+def test_linear_layers_of_another_size_say_what_torch_says():
+    input = maps(4, 3, 2, 2).float().contiguous(memory_format=torch.channels_last)
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        padding_convolutions.flattened(input, torch.randn(2, 13, device=DEVICE), None)
+
+
 def test_flattening_does_not_copy_what_is_channels_last(monkeypatch):
     """But for what the weight gives: nothing of the size of the input is made."""
     input = maps(6, 8, 4, 4).requires_grad_()
@@ -137,6 +174,11 @@ def test_bad_input_is_refused():
         surrounded(torch.zeros(1, 16, 8, 8, device=DEVICE), weight, bias, padding=2, pool=3)
     with pytest.raises(ValueError, match="leave nothing"):
         surrounded(torch.zeros(1, 16, 1, 1, device=DEVICE), weight, bias, padding=2)
+    for channels in (3, 4, 17):
+        with pytest.raises(ValueError, match="must be of 16 channels"):
+            surrounded(torch.zeros(1, channels, 8, 8, device=DEVICE), weight, bias, padding=2)
+    with pytest.raises(ValueError, match="must be of 4 channels"):  # padded to 16 in blocks, as three are
+        surrounded(torch.zeros(1, 3, 8, 8, device=DEVICE), weight[:, :4], bias, padding=2)
 
 
 @pytest.mark.parametrize("size", [64, 128])

@@ -150,6 +150,30 @@ def test_an_overview_has_some_cases_of_each_kind_of_data(one, shown, base):
     assert said[-1].startswith("UCI digits, 300, 150,000 steps;")
 
 
+def test_the_overview_has_what_errs_least_over_all_seeds(tmp_path, monkeypatch):
+    kinds = ("R/ST-FCN affine", "R/ST-FCN spline", "P/ST-FCN affine")
+    kept = [made_up(name, np.zeros((1, 6))) for name in kinds]
+
+    def runs(name, *errors):
+        return [
+            results.Result(tmp_path, record_of(CELLS[name], seed, error, []), CELLS[name])
+            for seed, error in enumerate(errors)
+        ]
+
+    found = {
+        kinds[0]: runs(kinds[0], 1.0, 3.0),
+        kinds[1]: runs(kinds[1], 1.5, 2.0),
+        kinds[2]: runs(kinds[2], 9.0),
+    }
+    shown = []
+    for name in ("seen", "base_of"):
+        monkeypatch.setattr(drawn, name, lambda *given: None)
+    monkeypatch.setattr(drawn, "overview", lambda title, columns: shown.extend(columns))
+    monkeypatch.setattr(drawn.figures, "save", lambda made, path: path)
+    assert list(drawn.draw_images(kept, found, ["overview"], tmp_path.joinpath, None, "Digits"))
+    assert [one.cell.name for one, _, _ in shown] == [kinds[1], kinds[2]]
+
+
 # Means
 
 

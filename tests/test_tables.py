@@ -352,7 +352,39 @@ def test_a_claim_waits_for_all_its_cells():
     )
     found = {"a": 1, "b": 2, "c": 1.5}
     assert tables.verdict(claim, found).endswith("(closest: a 1.00 and c 1.50)")
-    assert tables.verdict(claim, found, "accuracy").endswith("(closest: a 99.00 and c 98.50)")
+    assert tables.verdict(claim, found, prints="accuracy").endswith("(closest: a 99.00 and c 98.50)")
+
+
+def test_a_claim_is_judged_seed_by_seed_too():
+    claim = Claim("A is better.", (("a", "b"), ("a", "c")))
+    by_seed = {"a": {0: 1.0, 1: 2.0, 2: 0.5}, "b": {0: 1.5, 1: 1.9, 3: 9.0}, "c": {2: 0.4}}
+    means = {"a": 1.2, "b": 4.1, "c": 1.3}
+    said = tables.verdict(claim, means, by_seed)
+    assert said == ("**holds**: A is better. (closest: a 1.20 and c 1.30; seed by seed in 1 of 3)")
+    alone = {"a": {0: 1.0}, "b": {0: 2.0}, "c": {0: 2.0}}
+    assert "seed by seed" not in tables.verdict(claim, means, alone)
+
+
+def test_cells_are_counted_beside_the_papers(tmp_path):
+    assert "cells" not in made(tmp_path).split("What the paper says")[0]
+    put(tmp_path, "R/FCN", 2.1)
+    assert "\n\nAll of the 1 cells are at or below the paper's.\n\n" in made(tmp_path)
+    put(tmp_path, "R/CNN", 1.4)
+    put(tmp_path, "RTS/ST-CNN affine", 0.61)
+    counted = "Of 3 cells 1 are at or below the paper's, 1 above it within these bounds, and 1 beyond them."
+    assert counted in made(tmp_path)
+
+
+def test_a_paper_without_an_error_counts_too():
+    """As co-localisation of all digits, whose accuracy is 100 %."""
+    experiment = EXPERIMENTS["colocalisation"]
+    said = tables.beside_the_paper(experiment, {"T84/0": 0.0, "TC84/0": 1.0})
+    assert said == "All of the 2 cells are at or above the paper's."
+    worse = tables.beside_the_paper(experiment, {"T84/0": 0.1, "TC84/0": 30.0})
+    assert (
+        worse
+        == "Of 2 cells 0 are at or above the paper's, 1 below it within these bounds, and 1 beyond them."
+    )
 
 
 def test_within_reaches_as_far_as_it_says():

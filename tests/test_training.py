@@ -208,6 +208,12 @@ def test_failed_runs_and_again(capsys):
     assert "begins" in capsys.readouterr().out
 
 
+def test_a_cell_that_another_process_trains(capsys, monkeypatch):
+    monkeypatch.setattr(engine, "locked", lambda job: None)
+    assert main([*TRAIN, "--model", "FCN", *small()]) == statuses.UNFINISHED
+    assert "R/FCN, seed 0: another process trains it" in capsys.readouterr().out
+
+
 def test_a_checkpoint_that_does_not_fit_is_named(capsys):
     """And the other seed is trained."""
     options = [*TRAIN, "--model", "FCN", *small(), "--seed"]

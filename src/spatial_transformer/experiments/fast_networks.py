@@ -59,6 +59,7 @@ class Stage(NamedTuple):
 
     convolution: nn.Conv2d
     pool: int
+    of_maps: bool  # which a stage before gives, as ``many_channels`` takes them
 
     @property
     def pads(self) -> bool:
@@ -70,13 +71,12 @@ class Stage(NamedTuple):
         if self.pads:
             found = surrounded(input, weight, bias, padding=int(self.convolution.padding[0]), pool=self.pool)
             return found if torch.is_autocast_enabled(input.device.type) else found.float()
+        if self.of_maps:
+            return many_channels(input, weight, bias, pool=self.pool, further=further)
         if self.convolution.in_channels == 1:
-            output = one_channel(input, weight, bias)
+            output = one_channel(input.float(), weight, bias)
             return output if further else output[:, : weight.shape[0]].float()
-        images = input.dtype != torch.bfloat16
-        return (few_channels if images else many_channels)(
-            input, weight, bias, pool=self.pool, further=further
-        )
+        return few_channels(input.float(), weight, bias, pool=self.pool, further=further)
 
 
 class Flat(NamedTuple):
@@ -130,8 +130,8 @@ def stage_of(layers: Sequence[nn.Module], before: bool) -> Stage | None:
         and convolution.bias is not None
     )
     fits = convolution.kernel_size[0] <= LARGEST_KERNEL if one else convolution.in_channels <= MULTIPLE
-    known = (pool == 2 and fits) or (before and not one)
-    stage = Stage(convolution, pool)
+    known = not one if before else pool == 2 and fits
+    stage = Stage(convolution, pool, before)
     return stage if plain and (stage.pads or known) else None
 
 

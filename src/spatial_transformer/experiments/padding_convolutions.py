@@ -1,8 +1,8 @@
 """Convolutions that pad, with rectifiers and max-pooling, as larger networks have them: ``surrounded``; and
 ``flattened``, for the linear layers after them.
 
-As in ``fast_convolutions`` all can be captured in a CUDA graph, and all sums have a fixed order but those of
-cuDNN's products.
+As in ``fast_convolutions`` all can be captured in a CUDA graph, once it has been called before, and all sums
+have a fixed order but those of cuDNN's products.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ def surrounded(input: Tensor, weight: Tensor, bias: Tensor, *, padding: int, poo
     is four there and five back. Images of few channels are taken in blocks of 2 x 2 pixels where their
     pooling is of such, or else padded, for ``few_channels``.
     """
+    if input.ndim == 4 and input.shape[1] != weight.shape[1]:
+        raise ValueError(f"input must be of {weight.shape[1]} channels, got {list(input.shape)}")
     with torch.autocast(input.device.type, enabled=False):  # it would round sums that are to be float32
         few = weight.shape[1] <= MULTIPLE
         in_blocks = few and comes_in_blocks(input, weight, padding, pool)
@@ -159,11 +161,12 @@ def flattened(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     Where the input is channels last, the weight's columns are put in its order if they are fewer numbers,
     and neither the input is copied nor its gradient.
     """
-    if input.ndim != 4 or input.is_contiguous() or len(weight) >= len(input):
-        return F.linear(input.flatten(1), weight, bias)
-    if not input.is_contiguous(memory_format=torch.channels_last):
+    last = input.ndim == 4 and input.is_contiguous(memory_format=torch.channels_last)
+    fits = weight.shape[1] == input[0].numel() and len(weight) < len(input)
+    if not last or input.is_contiguous() or not fits:
         return F.linear(input.flatten(1), weight, bias)
     kind = input.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    rounds = torch.is_autocast_enabled(kind) and weight.dtype == torch.float32
+    dtype = torch.get_autocast_dtype(kind) if rounds else weight.dtype
     weight = weight.unflatten(1, input.shape[1:]).to(dtype, memory_format=torch.channels_last)
     return F.linear(input.permute(0, 2, 3, 1).flatten(1), weight.permute(0, 2, 3, 1).flatten(1), bias)

@@ -41,17 +41,17 @@ class Trained(NamedTuple):
         return family_of(self.cell.model, self.cell.data)
 
     @property
-    def error(self) -> float:
-        """Of the test set; of a run that failed 100 %."""
-        return 100.0 if self.result.record.error is None else self.result.record.error
-
-    @property
     def footer(self) -> str:
         record = self.result.record
         error = "failed" if record.error is None else f"test error {record.error:.2f} %"
         compared = self.cell.paper is not None and as_the_paper(self.cell).counts(self.result)
         paper = f" (the paper's {self.cell.paper:.1f} %)" if compared else ""
         return f"{record.digits} {self.cell.name}, seed {record.seed}, {record.steps:,} steps: {error}{paper}"
+
+
+def error_of(run: Result) -> float:
+    """On the test set; of a run that failed 100 %."""
+    return 100.0 if run.record.error is None else run.record.error
 
 
 Base = tuple[str, Any] | None  # the network without a transformer: its name and its answers

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from .data.digits import DigitSet
 from .data.fixed_sets import as_images
 from .figures import INK, entitle, panel, panels, with_lattices
 from .lattices import lattice, reach
-from .pictures import Base, Place, Trained, base_of, file_name
+from .pictures import Base, Place, Trained, base_of, error_of, file_name
 from .results import Result
 from .spec import CLASSES
 from .tested_digits import class_means, first_images, given
@@ -47,7 +48,8 @@ def draw_images(
     digits: DigitSet,
     title: str,
 ) -> Iterator[Path]:
-    best: dict[str, tuple[Trained, Shown, Base]] = {}  # by kind of data
+    best: dict[str, tuple[Trained, Shown, Base]] = {}  # by kind of data: what errs least, all seeds together
+    errors = {name: statistics.mean(map(error_of, runs)) for name, runs in found.items()}
     for one in kept:
         name = file_name(one.cell)
         shown, base = seen(one, digits), base_of(one, found)
@@ -58,7 +60,7 @@ def draw_images(
         if "animation" in wanted and len(one.probe.steps):
             yield animations.save(*animation(one, shown), place(f"{name}-training.gif"))
         kind = one.cell.data.kind
-        if kind not in best or one.error < best[kind][0].error:
+        if kind not in best or errors[one.cell.name] < errors[best[kind][0].cell.name]:
             best[kind] = one, shown, base
     if "overview" in wanted and len(best) > 1:
         yield figures.save(overview(title, list(best.values())), place("overview.png"))

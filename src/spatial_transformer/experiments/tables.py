@@ -66,10 +66,12 @@ def table(
         parts.insert(0, f"**Not the experiment's own settings or digits:{wanted.options}.**")
     if not brief:
         means = {name: found.mean for name, found in cells.items() if found.mean is not None}
-        claims = [verdict(claim, means, experiment.prints) for claim in experiment.claims]
+        by_seed = {name: errors_by_seed(found) for name, found in by_cell(counted).items()}
+        claims = [verdict(claim, means, by_seed, experiment.prints) for claim in experiment.claims]
         departures = experiment.departures
         parts += [
-            gains(experiment, by_cell(counted)),
+            beside_the_paper(experiment, means),
+            gains(experiment, by_seed),
             measures(experiment, by_cell(counted)),
             bullets("What the paper says of it, and whether these numbers bear it out:", claims),
             bullets("Where this is not the paper's recipe, or the paper does not say:", departures),
@@ -165,19 +167,38 @@ def measures(experiment: Experiment, found: Mapping[str, Sequence[Result]]) -> s
     return "\n".join([meanings, "", *rows(["cell", *experiment.measures], lines)])
 
 
-def gains(experiment: Experiment, found: Mapping[str, Sequence[Result]]) -> str:
+def beside_the_paper(experiment: Experiment, means: Mapping[str, float]) -> str:
+    """How many cells are where, beside the paper's numbers."""
+    papers = {cell.name: cell.paper for cell in experiment.cells if cell.name in means}
+    known = [(means[name], paper) for name, paper in papers.items() if paper is not None]
+    if not known:
+        return ""
+    better, worse = ("above", "below") if experiment.prints == "accuracy" else ("below", "above")
+    good = sum(mean <= paper for mean, paper in known)
+    beyond = sum(is_above(mean, paper) for mean, paper in known)
+    if good == len(known):
+        return f"All of the {good} cells are at or {better} the paper's."
+    within = len(known) - good - beyond
+    return (
+        f"Of {len(known)} cells {good} are at or {better} the paper's, {within} {worse} it within these "
+        f"bounds, and {beyond} beyond them."
+    )
+
+
+def errors_by_seed(found: Iterable[Result]) -> dict[int, float]:
+    """Of the runs of one cell that are done."""
+    done = (one.record for one in found if one.record.status == "done")
+    return {record.seed: record.error for record in done if record.error is not None}
+
+
+def gains(experiment: Experiment, by_seed: Mapping[str, Mapping[int, float]]) -> str:
     """How much less some cells err than others: such as ``3D/CNN less 3D/ST-CNN: 6.86 ± 0.12 (3)``.
 
     Seed by seed, since runs of one seed see the same images; a seed that one of the two lacks does not count.
     """
-
-    def errors(cell: str) -> dict[int, float]:
-        done = (one.record for one in found.get(cell, []) if one.record.status == "done")
-        return {record.seed: record.error for record in done if record.error is not None}
-
     lines = []
     for first, second in experiment.gains:
-        before, after = errors(first), errors(second)
+        before, after = by_seed.get(first, {}), by_seed.get(second, {})
         differences = [before[seed] - after[seed] for seed in before if seed in after]
         if differences:
             lines.append(f"{first} less {second}: {spread(differences)} ({len(differences)})")
@@ -191,8 +212,15 @@ def is_above(mean: float, paper: float | None) -> bool:
 # Claims
 
 
-def verdict(claim: Claim, means: Mapping[str, float], prints: str = "error") -> str:
-    """Whether a claim holds, and by which cells: the closest where it does, all that say no where not."""
+def verdict(
+    claim: Claim,
+    means: Mapping[str, float],
+    by_seed: Mapping[str, Mapping[int, float]] | None = None,
+    prints: str = "error",
+) -> str:
+    """Whether a claim holds, and by which cells: the closest where it does, all that say no where not; and
+    where there are several seeds in how many comparisons of runs of the same one.
+    """
     known = [(a, b) for a, b in claim.pairs if a in means and b in means]
     broken = [(a, b) for a, b in known if not holds(claim, means[a], means[b])]
 
@@ -209,6 +237,15 @@ def verdict(claim: Claim, means: Mapping[str, float], prints: str = "error") -> 
         short = "holds"
         closest = max(known, key=lambda pair: means[pair[0]] - means[pair[1]])
         why = f"closest: {said(*closest)}" if len(known) > 1 else said(*closest)
+    each = by_seed or {}
+    runs = [
+        holds(claim, error, each[b][seed])
+        for a, b in known
+        for seed, error in each.get(a, {}).items()
+        if seed in each.get(b, {})
+    ]
+    if len(runs) > len(known):
+        why += f"; seed by seed in {sum(runs)} of {len(runs)}"
     return f"**{short}**: {claim.text} ({why})"
 
 
