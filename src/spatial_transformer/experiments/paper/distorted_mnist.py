@@ -98,9 +98,9 @@ EXPERIMENT = Experiment(
     departures=(
         "All networks but the ST-CNNs start at a learning rate of 0.04, four times that of A.4, as trials on "
         "digits held out say (of ST-FCNs the mean of the families, on R by 0.01 points; of the others short "
-        "ones on P and RTS): at 0.01 FCNs are far from done after 150,000 steps. ST-FCNs' localisers learn at "
-        "0.125 of it, half as fast as A.4's. ST-CNNs stay at A.4's 0.01, after test errors of both: one seed "
-        "of 0.01, one of 0.04, two on R and P.",
+        "ones on P and RTS): at 0.01 FCNs are far from done after 150,000 steps. ST-FCNs' localisers learn "
+        "at 0.125 of it, half as fast as A.4's. ST-CNNs stay at A.4's 0.01, after test errors of both: one "
+        "seed of 0.01, one of 0.04, two on R and P.",
         "Momentum is 0.9: without it the same number of steps leaves three to four times the error.",
         "Classification networks get pixels less MNIST's mean, over its deviation; localisers as they are.",
         "Weights start as PyTorch's layers do, and orthogonal in localisers; the text says they are random.",
