@@ -147,7 +147,9 @@ def test_an_overview_has_some_cases_of_each_kind_of_data(one, shown, base):
     assert visible == [*[True] * 5, *[False] * 3] * 2  # there is one image of the other kind
     said = [text.get_text() for text in made.texts]
     assert said[:2] == ["R: ST-FCN affine", "R: ST-FCN spline"]
-    assert said[-1].startswith("UCI digits, 300, 150,000 steps;")
+    assert said[-1] == "UCI digits, 300, 150,000 steps; above: label, angle of an affine grid; below: answers"
+    others = drawn.overview("Distorted MNIST", [(other, few, None)] * 2)
+    assert others.texts[-1].get_text() == "UCI digits, 150,000 steps; above: label; below: answers"
 
 
 def test_the_overview_has_what_errs_least_over_all_seeds(tmp_path, monkeypatch):

@@ -116,7 +116,9 @@ def overview(title: str, columns: Sequence[tuple[Trained, Shown, Base]]) -> Any:
             axes.set_visible(False)
     runs = [one.result.record for one, _, _ in columns]
     steps = ", ".join(dict.fromkeys(f"{record.steps:,}" for record in runs))
-    footer = f"{runs[0].digits}, {steps} steps; above: label, angle of an affine grid; below: answers"
+    turns = any(one.cell.model.transformer == "affine" for one, _, _ in columns)
+    above = "label, angle of an affine grid" if turns else "label"
+    footer = f"{runs[0].digits}, {steps} steps; above: {above}; below: answers"
     entitle(made, f"{title}: what spatial transformers make of test images", footer)
     return made
 
