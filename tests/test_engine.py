@@ -125,6 +125,17 @@ class Clock:
         return self.now
 
 
+def slow(kind, clock):
+    """The same, which takes 100 seconds to be made."""
+
+    class Slow(kind):
+        def __init__(self, *given):
+            super().__init__(*given)
+            clock.now += 100
+
+    return Slow
+
+
 @pytest.fixture
 def slow_steps(monkeypatch):
     """Steps that take two seconds, side by side or alone, and nothing else takes any."""
@@ -369,14 +380,8 @@ def test_what_it_took_to_make_steps_is_kept_spare_before_others_are_begun(
 ):
     """On a GPU a graph is captured, and kernels may be compiled."""
     clock = Clock()
-
-    class Slow(Lockstep):
-        def __init__(self, runs):
-            super().__init__(runs)
-            clock.now += 100
-
     monkeypatch.setattr(engine, "time", clock)
-    monkeypatch.setattr(engine, "Lockstep", Slow)
+    monkeypatch.setattr(engine, "Lockstep", slow(Lockstep, clock))
     outcome = engine.train(jobs("R/FCN", "E/FCN", steps=3), digits, CPU, deadline=deadline)
     assert [record.cell for record in outcome.records] == ["R/FCN", "E/FCN"][: 1 + begun]
     assert [job.cell.name for job in outcome.left] == ["E/FCN"][begun:]
@@ -395,20 +400,9 @@ def test_before_the_first_step_as_much_is_kept_spare_as_beginning_took(
 ):
     """Data are brought to the device and kernels compiled there too."""
     clock = Clock()
-
-    class SlowToBegin(engine.Training):
-        def __init__(self, *given):
-            super().__init__(*given)
-            clock.now += 100
-
-    class SlowToMake(Lockstep):
-        def __init__(self, runs):
-            super().__init__(runs)
-            clock.now += 100
-
     monkeypatch.setattr(engine, "time", clock)
-    monkeypatch.setattr(engine, "Training", SlowToBegin)
-    monkeypatch.setattr(engine, "Lockstep", SlowToMake)
+    monkeypatch.setattr(engine, "Training", slow(engine.Training, clock))
+    monkeypatch.setattr(engine, "Lockstep", slow(Lockstep, clock))
     (job,) = jobs("R/FCN", steps=3)
     outcome = engine.train([job], digits, CPU, deadline=deadline)
     assert (len(outcome.records), outcome.left) == (trained, [job][trained:])
