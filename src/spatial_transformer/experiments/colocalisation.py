@@ -20,7 +20,7 @@ from .arguments import UsageError
 from .data.digits import DigitSet
 from .data.distortions import DIGIT
 from .data.one_class import one_class
-from .data.random_numbers import RandomNumbers
+from .data.random_numbers import RandomNumbers, either_way
 from .encoders import anywhere, classifier, encoder
 from .interrupts import Stop, Stopped
 from .runs import STREAM, Resumable, Tested, held_out, joined, tensor_cores
@@ -134,7 +134,7 @@ def shaken(theta: Tensor, random: RandomNumbers) -> Tensor:
     the size it was trained with.
     """
     far, times = SHAKEN
-    uniform = 2 * random.uniform(len(theta), 3) - 1
+    uniform = either_way(random, len(theta), 3)
     scale, centre = theta[:, :1], theta[:, 1:]
     return torch.cat([scale * times ** uniform[:, :1], centre + far * scale * uniform[:, 1:]], dim=1)
 

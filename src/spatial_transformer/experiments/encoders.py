@@ -27,7 +27,7 @@ from .data.digits import DigitSet
 from .data.distortions import DIGIT
 from .data.fetch import Say, say
 from .data.fixed_sets import KINDS, as_images
-from .data.random_numbers import RandomNumbers
+from .data.random_numbers import RandomNumbers, either_way
 from .extra import extra
 from .interrupts import Stop, Stopped
 from .runs import Resumable
@@ -195,7 +195,7 @@ def about(box: Tensor, random: RandomNumbers) -> Tensor:
 
 def anywhere(scale: Tensor, random: RandomNumbers) -> Tensor:
     """Crops of these scales at random places within the image. [..., 1] -> [..., 3]"""
-    place = 2 * random.uniform(*scale.shape[:-1], 2) - 1
+    place = either_way(random, *scale.shape[:-1], 2)
     return torch.cat([scale, place * (1 - scale)], dim=-1)
 
 

@@ -18,7 +18,7 @@ from ..sampling import warp
 from . import house_numbers
 from .arguments import UsageError
 from .data.clutter import below
-from .data.random_numbers import RandomNumbers
+from .data.random_numbers import RandomNumbers, either_way
 from .data.svhn import LOOSE, HouseNumberSet, validation_split
 from .fast_networks import fast
 from .interrupts import Stop, until_stopped
@@ -158,11 +158,6 @@ def augmented(pixels: Tensor, size: int, settings: HouseNumberSettings, random: 
     if settings.inversion:
         images = torch.where(random.uniform(len(images), 1, 1, 1) < settings.inversion, -images, images)
     return images
-
-
-def either_way(random: RandomNumbers, *shape: int) -> Tensor:
-    """Uniform from -1 to 1."""
-    return 2 * random.uniform(*shape) - 1
 
 
 def moves(count: int, settings: HouseNumberSettings, random: RandomNumbers, *, of_the_whole: float) -> Tensor:

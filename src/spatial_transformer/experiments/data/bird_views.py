@@ -18,7 +18,7 @@ from ...families import Affine
 from ...sampling import warp
 from ..arguments import UsageError
 from .birds import Birds
-from .random_numbers import RandomNumbers
+from .random_numbers import RandomNumbers, either_way
 
 SHARE = 224 / 256  # of the shorter side: A.6's "224 x 224 from 256 x S", and 448 from 512
 GREY = (0.299, 0.587, 0.114)  # of red, green and blue
@@ -187,7 +187,7 @@ class Views:
 
 def coloured(images: Tensor, strength: float, random: RandomNumbers) -> Tensor:
     """With brightness, contrast and saturation times up to 1 - strength to 1 + strength. [N, 3, H, W]"""
-    factors = 1 + strength * (2 * random.uniform(len(images), 3, 1, 1, 1) - 1)
+    factors = 1 + strength * either_way(random, len(images), 3, 1, 1, 1)
     brightness, contrast, saturation = factors.unbind(1)
     images = images * brightness
     mean = images.mean((1, 2, 3), keepdim=True)

@@ -93,6 +93,11 @@ def to_normal(uniform: Tensor, deviation: float = 1.0) -> Tensor:
     return torch.erfinv(middle) * (math.sqrt(2) * deviation)
 
 
+def either_way(random: RandomNumbers, *shape: int) -> Tensor:
+    """Uniform from -1 to 1."""
+    return 2 * random.uniform(*shape) - 1
+
+
 def mixed(word: int) -> int:
     """SplitMix64's mixing of one word, for seeds."""
     word %= WORD
