@@ -76,7 +76,7 @@ def test_means_and_the_footer(trained, digits):
     probe = probes.read(probes.path_of(trained[1]))
     fixed = fixed_sets.fixed_set("3D", digits, count=20)
     centred = torch.cat([torch.eye(3).expand(20, 3, 3), fixed.drawn.numbers["centre"][..., None] / 30], dim=2)
-    record = dataclasses.replace(records.read(trained[1]), measures={"off centre": 1.94, "off axis": 35.7})
+    record = dataclasses.replace(records.read(trained[1]), measures={"off centre": 1.94, "off front": 35.7})
     result = results.Result(trained[1], record, CELLS["3D/ST-CNN"])
     one = pictures.Trained(result, probe._replace(theta=centred.flatten(1).half().numpy()))
     shown = volumes.seen(one, digits)
@@ -91,7 +91,9 @@ def test_means_and_the_footer(trained, digits):
         assert middle.norm() < 3  # what is left: a digit's ink is not in the middle of its frame
         assert before[label].get_title() == str(label)
     said = volumes.footer(one)
-    assert "the digit 1.9 px from the middle of its projection, and 36° off the line of sight" in said
+    assert (
+        "the digit 1.9 px from the middle of its projection, and 36° between its depth and the line" in said
+    )
 
 
 def test_boxes_are_shown_whole():

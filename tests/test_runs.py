@@ -280,8 +280,9 @@ def test_volumes_are_tested_and_measured(name, digits, monkeypatch):
     away = fixed.drawn.numbers["centre"][:, :2].norm(dim=1).median()
     tilted = torch.rad2deg(torch.acos(fixed.drawn.numbers["turn"][:, 2, 2])).median()
     assert tested.measures == {
-        "off centre": pytest.approx(away.item(), rel=1e-4), "off axis": pytest.approx(tilted.item(), rel=1e-3)
-    }  # fmt: skip
+        "off centre": pytest.approx(away.item(), rel=1e-4),
+        "off front": pytest.approx(tilted.item(), rel=1e-3),
+    }
 
 
 def test_a_run_trains_on_none_that_are_held_out(digits):

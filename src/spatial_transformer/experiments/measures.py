@@ -15,7 +15,7 @@ from . import networks
 from .spec import Cell
 
 APART, SETTLED = "apart", "settled"
-OFF_CENTRE, OFF_AXIS = "off centre", "off axis"
+OFF_CENTRE, OFF_FRONT = "off centre", "off front"
 TRUTH = ("centre", "turn")  # what is known of how digits were drawn, and made use of here
 
 
@@ -31,12 +31,15 @@ def of(cell: Cell, theta: Tensor, truth: Mapping[str, Tensor]) -> dict[str, floa
         each = theta.unflatten(1, (cell.model.transformers, family.num_params))
         return channels(attended(family, each, truth["centre"] / (cell.data.size / 2)))
     if cell.data.dims == 3:
-        middle = truth["centre"] / (cell.data.size / 2)
-        ends = torch.stack([middle, middle + truth["turn"][:, :, 2]], dim=1)  # along the digit's depth
+        middle, depth = truth["centre"] / (cell.data.size / 2), truth["turn"][:, :, 2]
+        line = torch.zeros_like(depth)  # that a pixel of the projection sums up, in the volume
+        line[:, 2] = 1
         if cell.model.transformer is not None:
-            ends = networks.family_of(cell.model, cell.data).map_points(theta, ends)
-        middle, end = ends.unbind(1)
-        return {OFF_CENTRE: off_centre(middle, cell.data.shown), OFF_AXIS: off_axis(end - middle)}
+            family = networks.family_of(cell.model, cell.data)
+            middle = family.map_points(theta, middle[:, None])[:, 0]
+            start, end = family.points(theta, torch.stack([-line[0], line[0]])).unbind(1)
+            line = end - start
+        return {OFF_CENTRE: off_centre(middle, cell.data.shown), OFF_FRONT: off_front(line, depth)}
     return {}
 
 
@@ -72,9 +75,10 @@ def off_centre(middle: Tensor, size: int) -> float:
     return min(float(away.median()), size / 2 * 2**0.5)
 
 
-def off_axis(depth: Tensor) -> float:
-    """How many degrees lie between the line of sight, z, and digits' depth [N, 3], as (x, y, z): the median.
+def off_front(line: Tensor, depth: Tensor) -> float:
+    """How many degrees lie between lines of sight and digits' depth, both [N, 3] in the volume: the median.
 
-    What is flattened out has no direction, and is said to lie across."""
-    along = torch.nn.functional.normalize(depth, dim=1)[:, 2].abs().nan_to_num(0.0)
+    In what comes out they would lie further apart, the more of the volume's depth it has in it. A volume that
+    is flattened out is looked along no line, and its digit is said to be seen from aside."""
+    along = torch.nn.functional.cosine_similarity(line, depth, dim=1).abs()
     return float(torch.rad2deg(torch.acos(along.clamp(max=1))).median())

@@ -17,7 +17,7 @@ from .cases import cases_title, chosen_cases, write_answers
 from .data.digits import DigitSet
 from .data.fixed_sets import BATCH
 from .figures import GRID, INK, entitle, panel, panels, zoom_out
-from .measures import OFF_AXIS, OFF_CENTRE
+from .measures import OFF_CENTRE, OFF_FRONT
 from .pictures import Base, Trained, of_each_run
 from .spec import CLASSES
 from .tested_digits import class_means, first_images
@@ -99,13 +99,12 @@ def given(one: Trained, shown: Shown, which: slice) -> Tensor:
 
 def footer(one: Trained) -> str:
     """The run, and how its projections lie, of all test volumes."""
-    measured = one.result.record.measures
-    if not {OFF_CENTRE, OFF_AXIS} <= measured.keys():
-        return one.footer
-    return (
-        f"{one.footer}\nmedians of all test volumes: the digit {measured[OFF_CENTRE]:.1f} px from the "
-        f"middle of its projection, and {measured[OFF_AXIS]:.0f}° off the line of sight"
-    )
+    measured, said = one.result.record.measures, []
+    if OFF_CENTRE in measured:
+        said.append(f"the digit {measured[OFF_CENTRE]:.1f} px from the middle of its projection")
+    if OFF_FRONT in measured:
+        said.append(f"{measured[OFF_FRONT]:.0f}° between its depth and the line of sight")
+    return f"{one.footer}\nmedians of all test volumes: {', and '.join(said)}" if said else one.footer
 
 
 def around(boxes: Iterable[Any], size: int) -> float:

@@ -155,16 +155,25 @@ def spread(values: Sequence[float]) -> str:
 
 def measures(experiment: Experiment, found: Mapping[str, Sequence[Result]]) -> str:
     """What was measured besides the error, a row for each cell that has any of it, and what it is."""
-    lines = []
-    for cell in (cell.name for cell in experiment.cells):
-        known = [one.record.measures for one in found.get(cell, []) if one.record.status == "done"]
-        values = [[each[name] for each in known if name in each] for name in experiment.measures]
-        if any(values):
-            lines.append([cell, *(spread(some) if some else NONE for some in values)])
-    if not lines:
+    known = {
+        cell.name: [one.record.measures for one in found.get(cell.name, []) if one.record.status == "done"]
+        for cell in experiment.cells
+    }
+    # Records from before a measure was there do without it.
+    names = [
+        name for name in experiment.measures if any(name in each for some in known.values() for each in some)
+    ]
+    if not names:
         return ""
-    meanings = bullets("Measured besides the error:", (f"{a}: {b}." for a, b in experiment.measures.items()))
-    return "\n".join([meanings, "", *rows(["cell", *experiment.measures], lines)])
+    lines = []
+    for cell, some in known.items():
+        values = [[each[name] for each in some if name in each] for name in names]
+        if any(values):
+            lines.append([cell, *(spread(each) if each else NONE for each in values)])
+    meanings = bullets(
+        "Measured besides the error:", (f"{name}: {experiment.measures[name]}." for name in names)
+    )
+    return "\n".join([meanings, "", *rows(["cell", *names], lines)])
 
 
 def beside_the_paper(experiment: Experiment, means: Mapping[str, float]) -> str:

@@ -42,7 +42,7 @@ EXPERIMENT = Experiment(
     measures={
         "off centre": "pixels from the middle of the projection to the digit's centre, the median. The "
         'paper: it "learns to create a 2D projection of the 3D space where the digit is centered"',
-        "off axis": "degrees between the line of sight and the digit's depth, the median; a digit that is "
-        "seen from its front has 0",
+        "off front": "degrees between the line of sight and the digit's depth, in the volume, the median; a "
+        "digit that is seen from its front has 0",
     },
 )
