@@ -42,7 +42,7 @@ LAYOUTS = {"contiguous": torch.contiguous_format, "channels last": torch.channel
 PLAIN = ", grid_sample"  # after the name of a network whose transformers are PyTorch's
 NAMES = (*house_numbers.MODELS, *(model + PLAIN for model in house_numbers.MODELS[1:]))
 ROUNDS = 5
-ROUND = 0.1  # seconds after which a round has calls enough
+ROUND = 0.05  # seconds after which a round has calls enough
 WARM = 3  # calls before a capture or a measurement
 PAPER = 6.0  # percent that ST-CNN Multi is slower than the CNN
 AGREE = 1e-3  # of the largest score, in float32
@@ -184,18 +184,19 @@ def run(
     batch: int = 128,
     steps: int = 20,
     **widths: Sequence[int],
-) -> dict[str, Any]:
-    """The result of all sizes, precisions and ways; on the CPU of float32, called from Python, alone."""
+) -> Iterator[dict[str, Any]]:
+    """The result of all sizes, precisions and ways, case by case; on the CPU of float32, called from Python,
+    alone."""
     result: dict[str, Any] = {"suite": "house numbers", **heading(), "device": device_of(device)}
     result |= {"batch": batch, "cases": []}
-    for size in sizes:
-        for precision in PRECISIONS if device == "cuda" else PRECISIONS[:1]:
-            for way in WAYS if device == "cuda" else WAYS[1:]:
+    for way in WAYS if device == "cuda" else WAYS[1:]:
+        for size in sizes:
+            for precision in PRECISIONS if device == "cuda" else PRECISIONS[:1]:
                 print(f"{size} px, {precision}, {way} ...", file=sys.stderr, flush=True)
                 times = measured(size, precision, way, device, batch, steps, **widths)
                 case = {"size": size, "precision": precision, "way": way, "milliseconds": times}
                 result["cases"].append(case)
-    return result
+                yield result
 
 
 def slower(fastest: Mapping[str, float], name: str) -> float:
@@ -243,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=20, help="of a round, at most")
     parser.add_argument("--batch", type=int, default=128)
 
-    def measure(given: argparse.Namespace) -> dict[str, Any]:
+    def measure(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         if given.quick:
             return run("cpu", sizes=[32], batch=2, steps=1, filters=[4] * 8, units=[16])
         if (reason := cuda.why_not()) is not None:

@@ -243,11 +243,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 def carry_out(
     parser: argparse.ArgumentParser,
     argv: Sequence[str] | None,
-    measure: Callable[[argparse.Namespace], dict[str, Any]],
+    measure: Callable[[argparse.Namespace], dict[str, Any] | Iterator[dict[str, Any]]],
     markdown: Callable[[Mapping[str, Any]], str],
 ) -> dict[str, Any] | None:
     """The command of a benchmark that has a table of its own: measures, writes the result and prints its
-    table, and gives the result; or, asked for the table of a result, shows that and gives None."""
+    table, and gives the result; or, asked for the table of a result, shows that and gives None.
+
+    What takes long yields its result as it grows: of a run that is cut short there is what it had by then."""
     parser.add_argument("--out", type=Path, help="write the result here, as JSON")
     parser.add_argument("--table", type=Path, help="measure nothing: show this result's table")
     parser.add_argument("--into", type=Path, help="with --table: put it into this document")
@@ -255,9 +257,10 @@ def carry_out(
     if given.table is not None:
         show(markdown(json.loads(given.table.read_text())), given.table, given.into)
         return None
-    result = measure(given)
-    if given.out is not None:
-        write(result, given.out)
+    found = measure(given)
+    for result in [found] if isinstance(found, dict) else found:
+        if given.out is not None:
+            write(result, given.out)
     print(markdown(result))
     return result
 

@@ -33,6 +33,25 @@ def test_what_is_measured(tmp_path, capsys):
     capsys.readouterr()
 
 
+def test_a_run_that_is_cut_short_leaves_what_it_had(tmp_path, monkeypatch):
+    cases = iter([{"CNN": {"contiguous": 2.0}}, KeyboardInterrupt])
+
+    def measured(*given, **widths):
+        found = next(cases)
+        if found is KeyboardInterrupt:
+            raise found
+        return found
+
+    growing = benchmark.run("cpu", sizes=[32, 64])
+    monkeypatch.setattr(benchmark, "measured", measured)
+    monkeypatch.setattr(benchmark, "run", lambda *given, **options: growing)
+    path = tmp_path / "result.json"
+    with pytest.raises(KeyboardInterrupt):
+        benchmark.main(["--quick", "--out", str(path)])
+    (case,) = json.loads(path.read_text())["cases"]
+    assert (case["size"], case["milliseconds"]) == (32, {"CNN": {"contiguous": 2.0}})
+
+
 def test_the_table():
     """The faster layout counts."""
     names = (
