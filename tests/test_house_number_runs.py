@@ -505,6 +505,7 @@ def test_there_are_no_other_digits_of_house_numbers(command, capsys):
         ({"weight_decay": "nan"}, "weight_decay must be at least 0"),
         ({"localiser_start": "-1"}, "localiser_start must be at least 0, got -1"),
         ({"dropout_rise": "-1"}, "dropout_rise must be at least 0, got -1"),
+        ({"schedule": "sine"}, "schedule must be one of drops, cosine, got 'sine'"),
         ({"dropout": "1"}, "dropout must be some 16ths, at least 0 and less than 1, got 1.0"),
         ({"dropout": "0.3"}, "dropout must be some 16ths"),
         ({"dropout": "nan"}, "dropout must be some 16ths"),
@@ -568,6 +569,14 @@ def test_the_papers_schedule_in_proportion():
     assert rates == pytest.approx([0.04, 0.04, 0.004, 4e-6])
     assert not settings.moves
     assert EXPERIMENTS["svhn-augmented"].settings.moves
+
+
+def test_a_schedule_that_goes_down_as_a_cosine_does():
+    settings = EXPERIMENTS["svhn"].settings.changed({"schedule": "cosine", "stages": "4", "steps": "8000"})
+    rates = [settings.rate(step) for step in range(0, 8000, 1000)]
+    expected = [0.04 * math.cos(math.pi * middle / 16) ** 2 for middle in (1, 3, 5, 7)]  # of eighths of it
+    assert rates == pytest.approx([each for each in expected for _ in range(2)])
+    assert {2000, 4000, 6000, 8000} <= settings.turns()
 
 
 # On a GPU

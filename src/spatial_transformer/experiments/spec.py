@@ -14,7 +14,7 @@ from .arguments import UsageError
 PRECISIONS = ("mixed", "float32")
 CLASSES = 10  # of digits
 # Settings that came later than some of the records in results/, which have been trained with their defaults.
-LATER = frozenset({"localiser_rate"})
+LATER = frozenset({"localiser_rate", "schedule"})
 FASTEST = 1e30  # a learning rate that float32 holds
 
 
@@ -121,6 +121,11 @@ class Settings:
             return dataclasses.replace(self, **values)
         except ValueError as error:  # a value that is out of range
             raise UsageError(str(error)) from None
+
+
+def cosine(stage: int, stages: int) -> float:
+    """Of the learning rate, what is left in the middle of one of equal stages: half a wave, from 1 to 0."""
+    return (1 + math.cos(math.pi * (stage + 0.5) / stages)) / 2
 
 
 @dataclass(frozen=True)

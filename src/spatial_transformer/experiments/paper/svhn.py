@@ -21,11 +21,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..spec import Claim, Data, Experiment, Model, Settings, Task
+from ..spec import Claim, Data, Experiment, Model, Settings, Task, cosine
 
 RISES = (
     16  # in so many parts dropout, some 16ths, comes in: all of them 256ths, as ``networks.dropped`` has it
 )
+
+SCHEDULES = ("drops", "cosine")
 
 # The most frequent number of the test set is 3 % of it.
 TASK = Task("house numbers", "SVHN", stuck=95.0)
@@ -42,6 +44,7 @@ class HouseNumberSettings(Settings):
     batch: int = 128
     learning_rate: float = 0.04  # of the mean of five losses; 0.008 of their sum
     stages: int = 5  # as 400,000 steps have, with another learning rate every 80,000
+    schedule: str = "drops"  # from stage to stage, by ``drop``; "cosine": as that goes down, which wants many
     weight_decay: float = 0.0005
     localiser_rate: float = 0.1  # of the base learning rate
     localiser_start: int = 1000  # step from which on localisers learn
@@ -65,6 +68,8 @@ class HouseNumberSettings(Settings):
                 raise ValueError(f"{name} must be at least 0 and less than 180, got {getattr(self, name)}")
         if not 0 <= self.dropout < 1 or self.dropout * 16 % 1:
             raise ValueError(f"dropout must be some 16ths, at least 0 and less than 1, got {self.dropout}")
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {self.schedule!r}")
         if not 0 <= self.inversion <= 1:
             raise ValueError(f"inversion must be from 0 to 1, got {self.inversion}")
         for name in ("localiser_start", "dropout_rise"):
@@ -74,6 +79,11 @@ class HouseNumberSettings(Settings):
             raise ValueError(f"extra must be 0 or 1, got {self.extra}")
         if not 0 < self.width <= 8:
             raise ValueError(f"width must be more than 0 and at most 8, got {self.width}")
+
+    def rate(self, step: int) -> float:
+        if self.schedule == "cosine":
+            return self.learning_rate * cosine(step * self.stages // self.steps, self.stages)
+        return super().rate(step)
 
     def turns(self) -> set[int]:
         rises = {-(-part * self.dropout_rise // RISES) for part in range(1, RISES + 1)}
