@@ -14,10 +14,16 @@ SMALL = {"parameters": 80_000, "batch": 16, "steps": 30, "learning_rate": 0.02, 
 SMALL_COLOCALISATION = {"steps": 8, "batch": 6, "parameters": 6000, "curve": 4}
 
 
-def stuck_at(monkeypatch, error):
-    experiment = EXPERIMENTS["distorted-mnist"]
-    task = dataclasses.replace(experiment.task, stuck=error)
-    monkeypatch.setitem(EXPERIMENTS, experiment.name, dataclasses.replace(experiment, task=task))
+def stuck_at(monkeypatch, error, *names):
+    """A run of these experiments that errs more has learnt nothing."""
+    for name in names or ("distorted-mnist",):
+        task = dataclasses.replace(EXPERIMENTS[name].task, stuck=error)
+        monkeypatch.setitem(EXPERIMENTS, name, dataclasses.replace(EXPERIMENTS[name], task=task))
+
+
+def never_stuck(monkeypatch, *names):
+    """Some steps teach next to nothing."""
+    stuck_at(monkeypatch, None, *names)
 
 
 def jobs(*names, seeds=(0,), **changes):

@@ -1,0 +1,173 @@
+"""Table 2: its declaration and settings, from archives to the table, and what is said where it cannot be."""
+
+from __future__ import annotations
+
+import math
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_files import write_numbers
+from small_runs import never_stuck
+
+pytest.importorskip("filelock")
+pytest.importorskip("safetensors.torch")
+pytest.importorskip("PIL.Image")
+
+from spatial_transformer.cli import main
+from spatial_transformer.experiments import house_numbers, probes, records
+from spatial_transformer.experiments.catalogue import EXPERIMENTS
+from spatial_transformer.experiments.paper.svhn import HouseNumberSettings
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def nothing_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPATIAL_TRANSFORMER_DATA", str(tmp_path / "nothing"))
+
+
+def archived(folder, place):
+    """The splits as they are published, and nothing else."""
+    place.mkdir()
+    for split in ("train", "test"):
+        with tarfile.open(place / f"{split}.tar.gz", "w:gz") as tar:
+            tar.add(folder / split, split)
+    return place
+
+
+def test_from_archives_to_a_table(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("h5py")
+    never_stuck(monkeypatch, "svhn")
+    write_numbers(tmp_path / "made/train", 8, mat=True)
+    write_numbers(tmp_path / "made/test", 6, seed=1, mat=True)
+    place = str(archived(tmp_path / "made", tmp_path / "archives"))
+    changes = ["steps=2", "batch=2", "width=0.02", "curve=2"]
+    assert main(["train", "svhn", *changes, "--data-dir", place, "--data", "64px"]) == 0
+    said = capsys.readouterr().out
+    assert "% of SVHN wrong, " in said
+    assert "the paper's" not in said  # beside two steps
+    paths = sorted(Path("results/svhn").glob("*.json"))
+    assert [path.name for path in paths] == [
+        f"64px-{model}-batch=2-curve=2-steps=2-width=0.02-seed0.json"
+        for model in ("CNN", "ST-CNN-Multi", "ST-CNN-Single")
+    ]
+    record = records.read(paths[1])
+    assert (record.experiment, record.cell, record.digits, record.paper) == (
+        "svhn", "64px/ST-CNN Multi", "SVHN", 3.6,
+    )  # fmt: skip
+    assert record.settings["weight_decay"] == 0.0005
+    assert set(record.measures) == {"looked at"}
+    probe = probes.read(probes.path_of(paths[1]))
+    assert probe.predictions.shape == (6, 5)
+    assert probe.theta.shape == (6, 24)
+    assert np.array_equal(probe.thetas[0], np.tile([1, 0, 0, 0, 1, 0], (6, 4)))  # the identity
+    assert main(["table", "svhn", *changes]) == 0
+    table = capsys.readouterr().out
+    assert "| model | 64px | 128px |" in table
+    assert f"| ST-CNN Multi | {record.error:.2f} (1) ▲ / 3.6 | - / 3.9 |" in table
+    assert "extra" in table
+    assert main(["table", "svhn"]) == 0
+    untrained = capsys.readouterr().out
+    assert "| CNN | - / 4.0 | - / 5.6 |" in untrained
+    assert "| Maxout CNN (Goodfellow et al. 2013), quoted | / 4.0 |  |" in untrained
+
+
+# Messages
+
+
+def test_without_the_data(tmp_path, capsys):
+    assert main(["train", "svhn", "--data-dir", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "SVHN's train is not here: no train or train.tar.gz" in said
+    assert str(tmp_path) in said
+    assert "get train.tar.gz from http://ufldl.stanford.edu/housenumbers" in said
+
+
+@pytest.mark.parametrize("command", ["train", "table", "draw"])
+def test_there_are_no_other_digits_of_house_numbers(command, capsys):
+    assert main([command, "svhn", "--digits", "packaged"]) == 2
+    assert "svhn is of SVHN, and has no --digits packaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"shift": "-1"}, "shift must be at least 0 and less than 180, got -1.0"),
+        ({"weight_decay": "nan"}, "weight_decay must be at least 0"),
+        ({"localiser_start": "-1"}, "localiser_start must be at least 0, got -1"),
+        ({"dropout_rise": "-1"}, "dropout_rise must be at least 0, got -1"),
+        ({"schedule": "sine"}, "schedule must be one of drops, cosine, got 'sine'"),
+        ({"dropout": "1"}, "dropout must be some 16ths, at least 0 and less than 1, got 1.0"),
+        ({"dropout": "0.3"}, "dropout must be some 16ths"),
+        ({"dropout": "nan"}, "dropout must be some 16ths"),
+        ({"inversion": "1.1"}, "inversion must be from 0 to 1, got 1.1"),
+        ({"tint": "-1"}, "tint must be at least 0"),
+        ({"extra": "2"}, "extra must be 0 or 1, got 2"),
+        ({"width": "0"}, "width must be more than 0 and at most 8, got 0.0"),
+        ({"batch": "0"}, "batch must be at least 1, got 0"),
+        ({"parameters": "3"}, "there is no setting 'parameters'"),
+        ({"rotations": "3"}, "did you mean rotation?"),
+    ],
+)
+def test_settings_that_cannot_be(given, message):
+    with pytest.raises(ValueError, match=r"there is no|must") as raised:
+        HouseNumberSettings().changed(given)
+    assert message in str(raised.value)
+
+
+# The declarations
+
+
+def test_table_2():
+    assert {cell.name: cell.paper for cell in EXPERIMENTS["svhn"].cells} == {
+        "64px/CNN": 4.0, "64px/ST-CNN Single": 3.7, "64px/ST-CNN Multi": 3.6,
+        "128px/CNN": 5.6, "128px/ST-CNN Single": 3.9, "128px/ST-CNN Multi": 3.9,
+    }  # fmt: skip
+    assert tuple(model.name for model in EXPERIMENTS["svhn"].models) == house_numbers.MODELS
+    for name in ("svhn", "svhn-augmented"):
+        experiment = EXPERIMENTS[name]
+        assert all(sentence.endswith(".") for sentence in experiment.departures)
+        for what in ("omentum", "extra", "steps", "Dropout", "bfloat16"):
+            assert any(what in sentence for sentence in experiment.departures), what
+
+
+def test_the_departures_are_those_of_the_settings():
+    for experiment in (EXPERIMENTS["svhn"], EXPERIMENTS["svhn-augmented"]):
+        settings, said = experiment.settings, " ".join(experiment.departures)
+        assert f"{settings.steps:,} steps" in said
+        assert f"in {['no', 'one', 'two', 'three', 'four', 'five'][settings.stages]} stages" in said
+        assert f"do not learn in the first {settings.localiser_start:,} steps" in said
+        assert f"rises to {house_numbers.DROPOUT} over the first {settings.dropout_rise:,} steps" in said
+        rate, places = settings.learning_rate, house_numbers.DIGITS
+        assert f"learning rate of {rate}; of their sum that is {rate / places}" in said
+        assert f"Momentum is {settings.momentum}" in said
+        assert f"a deviation of {house_numbers.DEVIATION:.0f} of 255 levels" in said
+    for what, most in (
+        ("turned by up to", f"{settings.rotation:.0f} degrees"),
+        ("scaled by up to", f"{100 * settings.scaling:.0f} %"),
+        ("moved by up to", f"{100 * settings.shift:.0f} % of its side"),
+        ("contrast changed by up to", f"{100 * settings.contrast:.0f} %"),
+    ):
+        assert f"{what} {most}" in said
+
+
+def test_the_papers_schedule_in_proportion():
+    settings = EXPERIMENTS["svhn"].settings
+    assert (settings.batch, settings.weight_decay, settings.localiser_rate) == (128, 0.0005, 0.1)
+    part = settings.steps // 5  # 80,000 of the paper's 400,000
+    rates = [settings.rate(step) for step in (0, part - 1, part, 5 * part - 1)]
+    # The loss is the mean of five: of their sum it is 0.008, and A.5 has 0.01.
+    assert rates == pytest.approx([0.04, 0.04, 0.004, 4e-6])
+    assert not settings.moves
+    assert EXPERIMENTS["svhn-augmented"].settings.moves
+
+
+def test_a_schedule_that_goes_down_as_a_cosine_does():
+    settings = EXPERIMENTS["svhn"].settings.changed({"schedule": "cosine", "stages": "4", "steps": "8000"})
+    rates = [settings.rate(step) for step in range(0, 8000, 1000)]
+    expected = [0.04 * math.cos(math.pi * middle / 16) ** 2 for middle in (1, 3, 5, 7)]  # of eighths of it
+    assert rates == pytest.approx([each for each in expected for _ in range(2)])
+    assert {2000, 4000, 6000, 8000} <= settings.turns()
