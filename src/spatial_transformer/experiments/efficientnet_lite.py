@@ -75,7 +75,8 @@ class Layer(nn.Module):
             channels, filters, kernel, stride, padding=padding, groups=groups, bias=False
         )
         self.norm = nn.BatchNorm2d(filters, eps=EPSILON, momentum=MOMENTUM)
-        self.rectifier = nn.ReLU6(inplace=True) if rectified else nn.Identity()
+        # Not in place: autograd would keep a copy of what it takes the place of.
+        self.rectifier = nn.ReLU6() if rectified else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         kernel, stride = self.convolution.kernel_size[0], self.convolution.stride[0]
