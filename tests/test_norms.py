@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import statistics
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def made_maps(shape, dtype, mean=1.0, deviation=3.0):
 
 
 def twice(x, norm, *, rectified=False, added=None, zeros=None):
-    """Outputs and gradients by name, of the kernels and of PyTorch in float64; and where rounding decides."""
+    """Outputs and gradients by name, of the kernels and of PyTorch in float64."""
     exact = copy.deepcopy(norm).double()
     given = [x.detach().requires_grad_(), *([] if added is None else [added.detach().requires_grad_()])]
     precise = [each.detach().double().requires_grad_() for each in given]
@@ -66,11 +67,12 @@ def twice(x, norm, *, rectified=False, added=None, zeros=None):
         zeros=zeros,
     )
     wanted = exact(precise[0])
+    # Where rounding decides what the rectifier lets through, both answers are right: nothing is sent there.
+    torn = (wanted.abs() < 1e-4) | ((wanted - 6).abs() < 1e-4)
     wanted = wanted.clamp(0, 6) if rectified else wanted
-    # Where rounding decides what the rectifier lets through, both answers are right.
-    torn = ((wanted - 0).abs() < 1e-4) | ((wanted - 6).abs() < 1e-4) if rectified else wanted != wanted
     wanted = F.pad(wanted if added is None else wanted + precise[1], zeros or (0, 0, 0, 0))
-    sent = last(torch.randn(wanted.shape, device=DEVICE).to(x.dtype))
+    sent = torch.randn(wanted.shape, device=DEVICE).masked_fill(F.pad(torn, zeros or (0, 0, 0, 0)), 0)
+    sent = last(sent.to(x.dtype))
     names = ["output", "of x", *(["of added"] if added is not None else []), "of weight", "of bias"]
     results = []
     for output, inputs, one in ((found, given, norm), (wanted, precise, exact)):
@@ -78,17 +80,15 @@ def twice(x, norm, *, rectified=False, added=None, zeros=None):
         values = dict(zip(names, (output.detach(), *gradients), strict=True))
         results.append(values | {"mean": one.running_mean, "variance": one.running_var})
         assert one.num_batches_tracked == 1
-    return *results, torn
+    return results
 
 
-def compare(found, wanted, torn, dtype):
+def compare(found, wanted, dtype):
     rtol, atol = TOLERANCES[dtype]
     assert found["output"].dtype == found["of x"].dtype == dtype
     assert found["output"].is_contiguous(memory_format=torch.channels_last)
     for name in found:
         one, other = found[name].double(), wanted[name]
-        if name == "of x":  # of numbers around one, less others around one
-            one, other = (each.masked_fill(torn, 0) for each in (one, other))
         rounded = name in ("output", "of x", "of added")
         torch.testing.assert_close(
             one,
@@ -337,9 +337,12 @@ def test_the_whole_network_with_and_without():
     images = last(255 * torch.rand(16, 3, 224, 224, device=DEVICE))
     exact = stepped(network, images, False)
     found, plain = (stepped(network, images, wanted, autocast=True) for wanted in (True, False))
+    times = []
     for key, value in exact.items():
-        off, allowed = ((one[key].double() - value).norm() for one in (found, plain))
-        assert off <= 1.5 * allowed + 1e-5 * value.double().norm(), key
+        off, allowed = ((one[key].double() - value).norm().item() for one in (found, plain))
+        times += [off / allowed] if allowed else []
+    assert statistics.median(times) < 1.2
+    assert max(times) < 3
 
 
 @real_sizes
