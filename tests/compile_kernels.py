@@ -2,7 +2,7 @@
 
 Run by ``test_triton_compiles.py`` in a process of its own, since Triton either interprets or compiles. Prints
 one line for each kernel: its name, registers and bytes of stack; first those whose speed counts, then the
-others, then those of the fast convolutions, where all do, of the random numbers, and of the descent.
+others, then those of the fast convolutions, where all do, of the random numbers, of the descent and of norms.
 """
 
 from __future__ import annotations
@@ -19,13 +19,20 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import spatial_transformer as st
-from spatial_transformer.experiments import descent_triton, fast_convolutions, fast_convolutions_triton
+from spatial_transformer.experiments import (
+    descent_triton,
+    fast_convolutions,
+    fast_convolutions_triton,
+    norms_triton,
+)
 from spatial_transformer.experiments.data import random_numbers_triton
 from spatial_transformer.implementations import fused_triton
 from spatial_transformer.implementations.job import Job
 
 TARGET = GPUTarget("cuda", 90, 32)
-REST, CONVOLUTIONS, NUMBERS, DESCENT = "the others", "convolutions", "random numbers", "descent"
+REST, CONVOLUTIONS, NUMBERS, DESCENT, NORMS = (
+    "the others", "convolutions", "random numbers", "descent", "norms"
+)  # fmt: skip
 POINTERS = {
     torch.float64: "*fp64",
     torch.float32: "*fp32",
@@ -114,6 +121,15 @@ def compile_convolutions(size, kernel, filters, next_kernel, pool):
     torch.autograd.grad(output, given, torch.empty_like(output))
 
 
+def compile_norm(channels, side, dtype=torch.bfloat16, *, added=False, **ways):
+    """Forward and backward of a norm at batch 64."""
+    norm = torch.nn.BatchNorm2d(channels, device="meta")
+    x = torch.empty(64, channels, side, side, dtype=dtype, device="meta", requires_grad=True)
+    x = x.contiguous(memory_format=torch.channels_last)
+    found = norms_triton.normalised(x, norm, added=x if added else None, **ways)
+    torch.autograd.grad(found, [norm.weight, norm.bias], torch.empty_like(found))
+
+
 def main() -> None:
     fused_triton.Plan.__call__ = compile_plan
     fast_convolutions_triton.launch = compile_launch
@@ -153,6 +169,15 @@ def main() -> None:
     compiled_instead(descent_triton._judged, judged, num_warps=8)
     moved = (found, found, found, rate, rate, 256, 0.9, 0.0, True, descent_triton.NUMBERS)
     compiled_instead(descent_triton._descend, moved)
+    print(NORMS)
+    norms_triton.launch = lambda kernel, grid, warps, *given: compiled_instead(kernel, given, num_warps=warps)
+    compile_norm(32, 112, rectified=True)
+    compile_norm(96, 112, rectified=True, zeros=(0, 1, 0, 1))
+    compile_norm(16, 112)
+    compile_norm(528, 14, rectified=True)
+    compile_norm(120, 14, added=True)
+    compile_norm(208, 7, torch.float32, added=True)
+    compile_norm(100, 7)  # which is no multiple of 8
 
 
 if __name__ == "__main__":

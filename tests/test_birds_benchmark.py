@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("numba")
 
 from benchmarks import birds, steps
+from spatial_transformer.experiments import efficientnet_lite
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -27,25 +28,55 @@ def result(tmp_path_factory, one_thread):
 def test_what_is_measured(result):
     names = [f"{model} {size}px" for model in ("2xST-CNN", "4xST-CNN") for size in (224, 448)]
     assert [case.name for case in birds.CASES] == ["CNN 224px", *names]
-    assert birds.WAYS[0] == ("mixed", "channels-last")
-    assert len(birds.WAYS) == 4
+    assert birds.TRAINED == ("mixed, channels-last", "mixed", "channels-last", True)
+    assert birds.PLAIN == ("PyTorch's norms", "mixed", "channels-last", False)
+    assert len({way.name for way in birds.EVERY}) == 5
+    measured = [(case.name, way) for case in birds.CASES for way in birds.ways_of(case)]
+    assert [name for name, way in measured if way == birds.TRAINED] == ["CNN 224px", *names]
+    assert [name for name, way in measured if way == birds.PLAIN] == list(birds.BESIDE)
+    assert len(measured) == 8
     assert [case["name"] for case in result["cases"]] == ["CNN 224px", *names[:2]]
     for case in result["cases"]:
-        assert case["milliseconds"]["mixed, channels-last"] > 0
+        beside = ["PyTorch's norms"] if case["name"] in birds.BESIDE else []
+        assert list(case["milliseconds"]) == ["mixed, channels-last", *beside]
+        assert all(found > 0 for found in case["milliseconds"].values())
+
+
+def test_norms_are_those_that_are_asked_for(monkeypatch):
+    seen = []
+    monkeypatch.setattr(birds, "IMAGES", 200)
+    monkeypatch.setattr(birds, "timed", lambda *_: seen.append(efficientnet_lite._in_kernels) or 1.0)
+    settings = birds.BirdSettings(batch=2, backbone="efficientnet-lite0")
+    monkeypatch.setattr(birds, "CASES", birds.CASES[:1])
+    birds.run("cpu", 1, settings, side=32, size=(40, 50))
+    assert seen == [True, False]
+
+
+def test_what_was_measured_before_a_cut_is_written(monkeypatch, tmp_path):
+    answers = iter([1.0, 2.0])
+    monkeypatch.setattr(birds, "IMAGES", 200)
+    monkeypatch.setattr(birds, "timed", lambda *_: next(answers))
+    path = tmp_path / "birds.json"
+    with pytest.raises(StopIteration):
+        birds.main(["--quick", "--out", str(path)])
+    result = json.loads(path.read_text())
+    assert result["cases"][0]["milliseconds"] == {"mixed, channels-last": 1.0, "PyTorch's norms": 2.0}
+    assert "| CNN 224px | 1.0 | 2.0 |" in birds.markdown(result)
 
 
 def test_the_table(result):
     names = [case.name for case in birds.CASES]
     result["cases"] = [
-        {"name": name, "milliseconds": {"mixed, channels-last": milliseconds, "float32, contiguous": 99.0}}
+        {"name": name, "milliseconds": {"mixed, channels-last": milliseconds}}
         for name, milliseconds in zip(names, (10.0, 30.0, 33.0, 50.0, 60.0), strict=True)
     ]
+    result["cases"][0]["milliseconds"]["PyTorch's norms"] = 99.0
     result["settings"] |= {"batch": 64, "steps": 6000}
     lines = birds.markdown(result).splitlines()
-    ways = "mixed, channels-last, ms | float32, contiguous, ms"
+    ways = "mixed, channels-last, ms | PyTorch's norms, ms"
     assert lines[0] == f"| cell | {ways} | images a second | of 224 px | 6,000 steps |"
     assert lines[2] == "| CNN 224px | 10.0 | 99.0 | 6,400 |  | 1.0 min |"
-    assert lines[4].endswith("| 1,939 | 1.10 times, 1.15 met | 3.3 min |")
+    assert lines[4].endswith("| 33.0 |  | 1,939 | 1.10 times, 1.15 met | 3.3 min |")
     assert lines[6].endswith("| 1,067 | 1.20 times, 1.15 missed | 6.0 min |")
     assert lines[-1].startswith("Batch 64, efficientnet-lite0; CPU, torch ")
 

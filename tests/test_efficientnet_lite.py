@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import os
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from spatial_transformer.experiments import efficientnet_lite
 from spatial_transformer.experiments.data import backbones, birds
@@ -119,6 +121,22 @@ def test_layers_are_cut_off_at_six(rectified, ends):
         layer.convolution.weight.fill_(1.0)
         found = layer(torch.tensor([-9.0, 1, 9]).view(1, 1, 1, 3))
     assert found.flatten().tolist() == [ends[0], 1, ends[1]]
+
+
+def test_training_copies_no_maps(network):
+    """A rectifier in place makes autograd copy its input, 43 maps a step."""
+    copied = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten.clone.default:
+                copied.append(tuple(args[0].shape))
+            return function(*args, **(kwargs or {}))
+
+    trained = copy.deepcopy(network).train()
+    with Watch():
+        trained.features(255 * torch.rand(2, 3, 32, 32))
+    assert copied == []
 
 
 def test_pixels_are_brought_to_the_weights_scale(network):

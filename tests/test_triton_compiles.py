@@ -24,17 +24,21 @@ def test_every_kernel_compiles():
     fused, convolutions = run.stdout.split("convolutions\n")
     convolutions, numbers = convolutions.split("random numbers\n")
     numbers, descent = numbers.split("descent\n")
-    fast, rest, convolutions, numbers, descent = (
+    descent, norms = descent.split("norms\n")
+    fast, rest, convolutions, numbers, descent, norms = (
         [line.split() for line in part.splitlines()]
-        for part in (*fused.split("the others\n"), convolutions, numbers, descent)
+        for part in (*fused.split("the others\n"), convolutions, numbers, descent, norms)
     )
     assert {name for name, *_ in fast} == {name for name, *_ in rest} == {"_forward", "_gather", "_backward"}
     assert (len(fast), len(rest)) == (24, 20)
     assert {name for name, *_ in convolutions} == kernels_of_convolutions()
     assert [name for name, *_ in numbers] == ["_uniform"]
     assert [name for name, *_ in descent] == ["_judged", "_descend"]
+    of_norms = {"_statistics", "_followed", "_normalised", "_sums", "_summed", "_gradient"}
+    assert {name for name, *_ in norms} == of_norms
     # Registers that spill to memory are what a change must not bring in where speed counts.
-    assert not [(name, int(stack)) for name, _, stack in (*fast, *convolutions, *descent) if int(stack) > 0]
+    counted = (*fast, *convolutions, *descent, *norms)
+    assert not [(name, int(stack)) for name, _, stack in counted if int(stack) > 0]
 
 
 def kernels_of_convolutions() -> set[str]:

@@ -7,15 +7,17 @@ and a head whose widths are fixed. The layers are those of the weights that ``da
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .data import backbones
 from .data.fetch import Say, say
+from .extra import with_triton
 
 # Of pixels from 0 to 255, as the weights were trained.
 MEAN, DEVIATION = 127.0, 128.0
@@ -75,21 +77,77 @@ class Layer(nn.Module):
             channels, filters, kernel, stride, padding=padding, groups=groups, bias=False
         )
         self.norm = nn.BatchNorm2d(filters, eps=EPSILON, momentum=MOMENTUM)
-        self.rectifier = nn.ReLU6(inplace=True) if rectified else nn.Identity()
+        # Not in place: autograd would keep a copy of what it takes the place of.
+        self.rectifier = nn.ReLU6() if rectified else nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, *, surrounded: bool = False, then: Layer | None = None, added: Tensor | None = None
+    ) -> Tensor:
+        """surrounded: whether ``x`` has the zeros around it that the convolution wants.
+        then: a layer whose zeros are put around what is found.
+        added: to what is found, without any zeros.
+        """
+        found: Tensor = self.convolution(x if surrounded else self.padded(x))
+        kernels = kernels_for(found, self.norm)
+        if kernels is not None:
+            rectified, zeros = (
+                isinstance(self.rectifier, nn.ReLU6),
+                None if then is None else then.zeros(found),
+            )
+            fused: Tensor = kernels.normalised(
+                found, self.norm, rectified=rectified, added=added, zeros=zeros
+            )
+            return fused
+        found = self.rectifier(self.norm(found))
+        found = found if added is None else added + found
+        return found if then is None else then.padded(found)
+
+    def padded(self, x: Tensor) -> Tensor:
+        """With the zeros around it that are not the convolution's own to put there."""
         kernel, stride = self.convolution.kernel_size[0], self.convolution.stride[0]
-        found: Tensor = self.norm(self.convolution(x if stride == 1 else padded(x, kernel, stride)))
-        rectified: Tensor = self.rectifier(found)
-        return rectified
+        return x if stride == 1 else padded(x, kernel, stride)
+
+    def zeros(self, x: Tensor) -> tuple[int, int, int, int] | None:
+        """How many those are; None where there are none."""
+        kernel, stride = self.convolution.kernel_size[0], self.convolution.stride[0]
+        return None if stride == 1 else zeros(x, kernel, stride)
 
 
 def padded(x: Tensor, kernel: int, stride: int) -> Tensor:
     """With zeros around it as TensorFlow's "same" has them, which the weights were trained with: where they
     are odd in number, as under a stride of 2 on even sides, the one more lies right and below."""
+    return F.pad(x, zeros(x, kernel, stride))
+
+
+def zeros(x: Tensor, kernel: int, stride: int) -> tuple[int, int, int, int]:
+    """How many of them lie left, right, above and below."""
     missing = [kernel - (side % stride or stride) for side in x.shape[2:]]
     (top, bottom), (left, right) = [(number // 2, number - number // 2) for number in missing]
-    return F.pad(x, (left, right, top, bottom))
+    return left, right, top, bottom
+
+
+_in_kernels = True  # norms, where they can be
+
+
+@contextmanager
+def norms_in_kernels(wanted: bool) -> Iterator[None]:
+    """Whether norms in training are ``norms_triton``'s meanwhile, where it does them, or PyTorch's. A graph
+    that is captured stays as it was."""
+    global _in_kernels
+    before, _in_kernels = _in_kernels, wanted
+    try:
+        yield
+    finally:
+        _in_kernels = before
+
+
+def kernels_for(x: Tensor, norm: nn.BatchNorm2d) -> Any:
+    """``norms_triton`` where it is to go through the maps once for all that is done to them, on a GPU and in
+    training; None where PyTorch is."""
+    if not (_in_kernels and x.is_cuda and norm.training):
+        return None
+    kernels = with_triton("norms_triton", __package__)
+    return None if kernels is None or kernels.why_not(x, norm) is not None else kernels
 
 
 class Block(nn.Module):
@@ -105,8 +163,13 @@ class Block(nn.Module):
         self.residual = stride == 1 and channels == filters
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.project(self.depthwise(self.expand(x)))
-        return x + found if self.residual else found
+        # The zeros are put there by who writes the maps, which costs them no further pass.
+        expands = isinstance(self.expand, Layer)
+        inner = self.expand(x, then=self.depthwise) if expands else self.expand(x)
+        found: Tensor = self.project(
+            self.depthwise(inner, surrounded=expands), added=x if self.residual else None
+        )
+        return found
 
 
 class Features(nn.Module):
