@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +26,7 @@ from spatial_transformer.experiments.paper.birds import BirdSettings
 from spatial_transformer.experiments.spec import PRECISIONS, Cell, Data, Model
 
 from . import cuda
-from .record import heading, write
+from .record import heading
 from .steps import device_of, timed
 from .table import carry_out
 
@@ -108,10 +108,8 @@ def run(
     side: int = SIDE,
     size: tuple[int, int] = (320, 427),
     ways: Callable[[Case], Sequence[Way]] = ways_of,
-    keep: Callable[[dict[str, Any]], None] = lambda result: None,
-) -> dict[str, Any]:
-    """The result of all cases. size: height and width of the images. keep: is given the result so far, after
-    every measurement."""
+) -> Iterator[dict[str, Any]]:
+    """The result of all cases, as far as it goes after each measurement. size: height and width of images."""
     result: dict[str, Any] = {"suite": "birds", **heading(), "device": device_of(device)}
     result |= {"settings": dataclasses.asdict(settings), "side": side, "cases": []}
     birds = made_up(IMAGES, size, device, settings.backbone)
@@ -130,8 +128,7 @@ def run(
             if device == "cuda":
                 row["memory"][way.name] = torch.cuda.max_memory_reserved()
             del one
-            keep(result)
-    return result
+            yield result
 
 
 def markdown(result: Mapping[str, Any]) -> str:
@@ -174,19 +171,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=10, help="of a round")
     parser.add_argument("--batch", type=int, default=BirdSettings.batch)
 
-    def measure(given: argparse.Namespace) -> dict[str, Any]:
-        def keep(result: dict[str, Any]) -> None:
-            if given.out is not None:
-                write(result, given.out)
-
+    def measure(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         if given.quick:
             # Two images of 32 px leave a norm two numbers: networks diverge at the rate of training.
             settings = BirdSettings(batch=2, learning_rate=1e-5, backbone="efficientnet-lite0")
-            return run("cpu", 1, settings, side=32, size=(40, 50), keep=keep)
+            return run("cpu", 1, settings, side=32, size=(40, 50))
         if (reason := cuda.why_not()) is not None:
             parser.error(reason)
         ways = (lambda case: EVERY) if given.all else ways_of
-        return run("cuda", given.steps, BirdSettings(batch=given.batch), ways=ways, keep=keep)
+        return run("cuda", given.steps, BirdSettings(batch=given.batch), ways=ways)
 
     carry_out(parser, argv, measure, markdown)
     return 0
