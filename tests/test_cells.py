@@ -262,6 +262,8 @@ def test_transformers_side_by_side_each_warp_both_channels():
         assert seen.shape == (3, 4, 28, 28)
         assert torch.equal(seen[:, :2], network.pool(first(images)))
         assert torch.equal(seen[:, 2:], network.pool(second(images)))
+        tested, _ = network.transformer(images, return_theta=True)  # as a test has it
+        assert torch.equal(network.pool(tested), seen)
     assert not torch.equal(seen[:, :2], seen[:, 2:])
     theta = network.theta(images)
     assert theta.shape == (3, 12)

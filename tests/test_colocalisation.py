@@ -384,6 +384,9 @@ def test_the_error_is_of_boxes_that_overlap_too_little(digits):
         dim=1,
     )  # fmt: skip
     assert run.tested().error == pytest.approx(70)
+    for shared, error in ((0.49, 100), (0.51, 0)):  # of the union: "greater than 0.5" is right
+        away = torch.tensor([2 / 3 * (1 - shared) / (1 + shared), 0])
+        assert run.tested().error == error
     with pytest.raises(Stopped):
         run.tested(counted(1))
 
@@ -435,12 +438,19 @@ def test_pictures_show_the_boxes_of_the_probe(trained, digits):
     one = pictures.Trained(result, probes.read(probes.path_of(job.record)))
     images, truth = pictures_of_boxes.shown(one, digits)
     made = pictures_of_boxes.boxes(one, images, truth)
+    record = one.result.record
+    assert f"{100 - record.error:.0f} % of the boxes right" in made.texts[-1].get_text()
     first = [patch.get_bbox().extents.tolist() for patch in made.axes[0].patches]
     assert first[0] == pytest.approx((truth[0] - 0.5).tolist(), abs=1e-4)
     assert first[1] == pytest.approx([25.33, 25.33, 57.67, 57.67], abs=0.02)  # in the middle
     last = made.axes[pictures_of_boxes.COLUMNS - 1].patches[1].get_bbox().extents.tolist()
     final = (box(torch.from_numpy(one.probe.theta[:1].astype(np.float32)))[0] + 1) * 42 - 0.5
     assert last == pytest.approx(final.tolist(), abs=1e-3)
+    frames, durations = pictures_of_boxes.animation(one, images, truth)
+    assert len(frames) == len(durations) == len(one.probe.steps)
+    one = one._replace(probe=one.probe._replace(steps=np.zeros_like(one.probe.steps)))  # the same title
+    first, last = (pictures_of_boxes.frame(one, images, truth, moment) for moment in (0, len(frames) - 1))
+    assert (np.asarray(first) != np.asarray(last)).any()  # boxes have moved
 
 
 def test_drawing_from_the_command_line(trained, capsys):

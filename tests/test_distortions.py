@@ -273,6 +273,7 @@ def test_added_digits_are_apart(images):
         alone = st.warp(pairs[:, channel : channel + 1], drawn.theta[:, channel], st.Affine(), size=(42, 42))
         torch.testing.assert_close(found[:, channel : channel + 1], alone)
     assert (drawn.numbers["angle"][:, 0] != drawn.numbers["angle"][:, 1]).all()
+    assert (drawn.theta[:, 0] != drawn.theta[:, 1]).all()
 
 
 def test_t_is_a_copy_and_the_box_is_around_it(images):

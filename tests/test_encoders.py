@@ -75,6 +75,25 @@ def test_a_stopped_encoder_goes_on_bit_for_bit(digits):
     assert [path.suffixes for path in Path("runs").glob("encoder-*")] == [[".safetensors"]]
 
 
+def test_an_encoder_whose_process_is_killed_goes_on_from_what_was_kept(digits, monkeypatch):
+    whole = encoders.encoder(digits, 4, Path("whole"), CPU)
+    monkeypatch.setattr(encoders, "SAVE_EVERY", -1.0)  # after every step
+    step, said = encoders.Lessons.step, []
+
+    def until_killed(lessons):
+        if lessons.step_number == 12:
+            raise KeyboardInterrupt
+        step(lessons)
+
+    monkeypatch.setattr(encoders.Lessons, "step", until_killed)
+    with pytest.raises(KeyboardInterrupt):
+        encoders.encoder(digits, 4, Path("runs"), CPU)
+    monkeypatch.setattr(encoders.Lessons, "step", step)
+    found = encoders.encoder(digits, 4, Path("runs"), CPU, said.append)
+    assert "(8 of 20 steps)" in said[0]
+    assert same(found.state_dict(), whole.state_dict())
+
+
 def test_an_unfinished_encoder_that_does_not_fit_is_named(digits):
     with pytest.raises(Stopped):
         encoders.encoder(digits, 4, Path("runs"), CPU, stop=counted(3))

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,6 +43,7 @@ OFF = 0.3  # how far beside the digit their centre may be, in halves of their wi
 ANYWHERE = 1 / 3  # of them lie anywhere in the image
 NONE, FAR = CLASSES, 0.6  # the class of those whose centre is that far from the digit's, or further
 UNASKED = -100  # the class of the others among them, which ``F.cross_entropy`` leaves out
+SAVE_EVERY = 30.0  # seconds between checkpoints, as of cells
 LOOK_EVERY = 0.5  # seconds between looks whether to stop, while another process trains the encoder
 
 
@@ -81,7 +83,8 @@ def encoder(
 ) -> DigitEncoder:
     """The encoder, from ``folder`` or trained by the first process that gets here. Its weights are fixed.
 
-    stop: asked between steps; what was learnt until then is kept, and ``Stopped`` raised.
+    stop: asked between steps; what was learnt until then is kept, and ``Stopped`` raised. It is also kept
+    from time to time, for who is ended unasked.
     """
     identity = {
         "digits": digits.name, "filters": filters, "steps": STEPS, "batch": BATCH, "rate": RATE,
@@ -102,8 +105,12 @@ def encoder(
                 lessons.go_on(unfinished)
             left = f"{STEPS - lessons.step_number:,} of {STEPS:,} steps"
             say(f"training the encoder, a CNN on {digits.name} among clutter ({left})")
-            if not lessons.finished(stop):
+
+            def keep() -> None:
                 checkpoints.save(Checkpoint(lessons.state(), 0.0, [], [], [], identity), unfinished)
+
+            if not lessons.finished(stop, keep):
+                keep()
                 raise Stopped
             checkpoints.save_weights(made.network.state_dict(), path)
             unfinished.unlink(missing_ok=True)
@@ -152,12 +159,19 @@ class Lessons(Resumable):
         except (KeyError, RuntimeError) as error:  # by other code
             raise CheckpointError(f"{path} does not fit ({error}): remove it to begin anew") from error
 
-    def finished(self, stop: Stop = lambda: False) -> bool:
-        """Takes the steps that are left; whether it came to the last, and nobody said stop before."""
+    def finished(self, stop: Stop = lambda: False, keep: Callable[[], None] = lambda: None) -> bool:
+        """Takes the steps that are left; whether it came to the last, and nobody said stop before.
+
+        keep: called every ``SAVE_EVERY`` seconds.
+        """
+        kept = time.monotonic()
         while self.step_number < STEPS:
             if stop():
                 return False
             self.step()
+            if time.monotonic() - kept > SAVE_EVERY:
+                keep()
+                kept = time.monotonic()
         return True
 
     def step(self) -> None:

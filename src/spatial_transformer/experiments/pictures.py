@@ -41,11 +41,15 @@ class Trained(NamedTuple):
         return family_of(self.cell.model, self.cell.data)
 
     @property
+    def paper(self) -> float | None:
+        """The paper's error, where it may stand beside this run's."""
+        return self.cell.paper if as_the_paper(self.cell).counts(self.result) else None
+
+    @property
     def footer(self) -> str:
         record = self.result.record
         error = "failed" if record.error is None else f"test error {record.error:.2f} %"
-        compared = self.cell.paper is not None and as_the_paper(self.cell).counts(self.result)
-        paper = f" (the paper's {self.cell.paper:.1f} %)" if compared else ""
+        paper = "" if self.paper is None else f" (the paper's {self.paper:.1f} %)"
         return f"{record.digits} {self.cell.name}, seed {record.seed}, {record.steps:,} steps: {error}{paper}"
 
 

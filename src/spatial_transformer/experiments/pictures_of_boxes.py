@@ -86,8 +86,16 @@ def boxes(one: Trained, images: Tensor, truth: Tensor) -> Any:
                 )  # fmt: skip
         table[0, column].set_title(f"step {one.probe.steps[moment]:,}", fontsize=10, color=figures.INK)
     title = f"Co-localisation of the digit {one.cell.model.name}: predicted boxes, and the true ones dashed"
-    figures.entitle(made, title, one.footer)
+    figures.entitle(made, title, footer(one))
     return made
+
+
+def footer(one: Trained) -> str:
+    """The run and its accuracy beside the paper's, as in the table."""
+    record = one.result.record
+    right = "failed" if record.error is None else f"{100 - record.error:.0f} % of the boxes right"
+    paper = "" if one.paper is None else f" (the paper's {100 - one.paper:.0f} %)"
+    return f"{record.digits} {one.cell.name}, seed {record.seed}, {record.steps:,} steps: {right}{paper}"
 
 
 def animation(one: Trained, images: Tensor, truth: Tensor) -> tuple[list[Any], list[int]]:
