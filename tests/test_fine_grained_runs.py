@@ -126,6 +126,26 @@ def test_the_real_network_trains(flock):
                before[-2 - len(list(run.network.streams.parameters())) : -2], strict=True))  # fmt: skip
 
 
+def test_blocks_that_are_left_out_are_those_of_the_state(flock):
+    """A run that goes on leaves out what it would have; one that is tested, nothing. Nothing waits."""
+    features = Features(SCALES["efficientnet-lite0"])
+    changes = {"crops": 2, "size": 2 * SIDE, "batch": 4}
+    whole, stopped, plain = (started(flock, features, skipped=share, **changes) for share in (0.9, 0.9, 0.0))
+    state = advanced(stopped, 1).state()
+    other = started(flock, features, skipped=0.9, **changes)
+    other.load(state)
+    for run, steps in ((whole, 2), (other, 1), (plain, 1)):
+        advanced(run, steps)
+    assert torch.equal(whole.weights, other.weights)
+    assert not torch.equal(stopped.weights, plain.weights)
+    assert stopped.random.state() - plain.random.state() == 2 * 4 * len(features.blocks)
+    plain.load(other.state())
+    assert torch.equal(plain.tested().predictions, other.tested().predictions)
+    with Waits() as waits:
+        whole.step()
+    assert waits.found == []
+
+
 def test_seeds_differ_and_repeat(flock, backbone):
     one, same, other = (advanced(started(flock, backbone, seed), 1) for seed in (0, 0, 1))
     assert torch.equal(one.weights, same.weights)
@@ -385,6 +405,7 @@ def test_the_rate_changes_where_a_run_is_stopped_for_it_and_nowhere_else(steps):
         ({"learning_rate": 0.0}, "learning_rate must be a number more than 0, 1e+30 at most, got 0.0"),
         ({"localiser_rate": -1.0}, "localiser_rate must be a number of at least 0, got -1.0"),
         ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, got 1.0"),
+        ({"skipped": 1.0}, "skipped must be at least 0 and less than 1, got 1.0"),
         ({"following": 0.0}, "following must be more than 0 and at most 1, got 0.0"),
         ({"norms": "none"}, "norms must be one of updated, frozen, got 'none'"),
         ({"backbone": "resnet"}, "backbone must be one of efficientnet-lite0, efficientnet-lite2, got"),

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .data import backbones
 from .data.fetch import Say, say
+from .data.random_numbers import RandomNumbers
 
 # Of pixels from 0 to 255, as the weights were trained.
 MEAN, DEVIATION = 127.0, 128.0
@@ -104,8 +105,11 @@ class Block(nn.Module):
         self.project = Layer(inner, filters, rectified=False)
         self.residual = stride == 1 and channels == filters
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        """weight: of what is added to each image's input, where it is. [N]"""
         found: Tensor = self.project(self.depthwise(self.expand(x)))
+        if self.residual and weight is not None:
+            found = found * weight.to(found.dtype)[:, None, None, None]
         return x + found if self.residual else found
 
 
@@ -131,9 +135,16 @@ class Features(nn.Module):
         self.blocks = nn.Sequential(*blocks)
         self.head = Layer(channels, HEAD)
 
-    def forward(self, image: Tensor) -> Tensor:
-        found: Tensor = self.head(self.blocks(self.stem((image - MEAN) / DEVIATION)))
-        return found
+    def forward(self, image: Tensor, random: RandomNumbers | None = None, skipped: float = 0.0) -> Tensor:
+        """With ``random`` numbers, for training: residual blocks are left out for some images and count for
+        more in the others (stochastic depth), the more of them the later, up to a share of ``skipped``."""
+        found = self.stem((image - MEAN) / DEVIATION)
+        numbers = None if random is None else random.uniform(len(self.blocks), len(image))
+        for place, block in enumerate(self.blocks):
+            share = skipped * place / len(self.blocks)
+            found = block(found, None if numbers is None else (numbers[place] >= share) / (1 - share))
+        features: Tensor = self.head(found)
+        return features
 
 
 def in_eights(filters: float) -> int:

@@ -65,6 +65,7 @@ def build(cell: Cell, backbone: Features, classes: int) -> FineGrained:
         family=family_of(cell.model, cell.data) if transforms else None,
         classes=classes,
         dropout=settings.dropout,
+        skipped=settings.skipped,
     )
     for norm in norms(network):
         norm.momentum = settings.following
