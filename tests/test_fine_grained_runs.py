@@ -601,6 +601,25 @@ def test_captured_steps_are_steps(flock, backbone, precision):
 
 @pytest.mark.gpu
 @on_a_gpu
+def test_every_replay_leaves_other_blocks_out(flock):
+    """A captured step draws anew, as many numbers as one that is not, and the first leaves out the same."""
+    features = Features(SCALES["efficientnet-lite0"])
+    alone, captured = (
+        started(flock.to("cuda"), features, device="cuda", batch=4, skipped=0.5, stages=1) for _ in range(2)
+    )
+    together = Lockstep([captured])
+    together.advance(1)
+    alone.set_rate()
+    alone.step()
+    assert captured.means(1)[0] == pytest.approx(alone.means(1)[0], rel=0.05)
+    together.advance(2)
+    for _ in range(2):
+        alone.step()
+    assert alone.random.state() == captured.random.state()
+
+
+@pytest.mark.gpu
+@on_a_gpu
 def test_the_same_images_on_every_device(flock, backbone):
     here, there = (started(flock, backbone, device=device, colour=0.1) for device in ("cpu", "cuda"))
     for _ in range(4):
