@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spatial_transformer.experiments import efficientnet_lite
 from spatial_transformer.experiments.data import backbones, birds
+from spatial_transformer.experiments.data.random_numbers import RandomNumbers
 from spatial_transformer.experiments.efficientnet_lite import SCALES, EfficientNetLite, Features
 from spatial_transformer.experiments.networks import parameters
 
@@ -55,6 +56,28 @@ def in_the_wheels_names(network):
             case ["features", *layer, tensor]:
                 found[f"{names['.'.join(layer)]}.{tensor}"] = value
     return found
+
+
+def test_blocks_are_left_out_for_some_images(network):
+    """Of what a residual block adds an image gets nothing, or as much more as makes up for it."""
+    features, images = network.features, torch.rand(5, 3, 64, 64) * 255
+    drawn = RandomNumbers(3).uniform(len(features.blocks), 5)
+    with torch.no_grad():
+        expected, gone = features.stem((images - 127) / 128), 0
+        for place, block in enumerate(features.blocks):
+            share = 0.8 * place / len(features.blocks)
+            added = block(expected) - expected if block.residual else None
+            if added is None:
+                expected = block(expected)
+                continue
+            out = (drawn[place] < share)[:, None, None, None]
+            expected = expected + torch.where(out, 0, added / (1 - share))
+            gone += int(out.sum())
+        assert 0 < gone < 5 * sum(block.residual for block in features.blocks)
+        found, plain = features(images, RandomNumbers(3), 0.8), features(images)
+        torch.testing.assert_close(found, features.head(expected), rtol=1e-3, atol=1e-3)
+        assert not torch.allclose(found, plain, rtol=0.1)
+        assert torch.equal(features(images, RandomNumbers(3), 0.0), plain)
 
 
 def test_every_backbone_has_its_scale():

@@ -94,6 +94,7 @@ def advanced(run, steps):
     ("crops", "changes"),
     [
         (0, {"norms": "frozen", "precision": "float32"}),
+        (0, {"blend": 0.5}),
         (2, {"colour": 0.2, "size": 2 * SIDE}),
         (4, {"family": "affine", "size": 2 * SIDE}),
     ],
@@ -123,6 +124,26 @@ def test_the_real_network_trains(flock):
     assert 0 < run.means(2)[0] < 5
     assert all(not torch.equal(now, then) for now, then in zip(run.network.streams.parameters(),
                before[-2 - len(list(run.network.streams.parameters())) : -2], strict=True))  # fmt: skip
+
+
+def test_blocks_that_are_left_out_are_those_of_the_state(flock):
+    """A run that goes on leaves out what it would have; one that is tested, nothing. Nothing waits."""
+    features = Features(SCALES["efficientnet-lite0"])
+    changes = {"crops": 2, "size": 2 * SIDE, "batch": 4}
+    whole, stopped, plain = (started(flock, features, skipped=share, **changes) for share in (0.9, 0.9, 0.0))
+    state = advanced(stopped, 1).state()
+    other = started(flock, features, skipped=0.9, **changes)
+    other.load(state)
+    for run, steps in ((whole, 2), (other, 1), (plain, 1)):
+        advanced(run, steps)
+    assert torch.equal(whole.weights, other.weights)
+    assert not torch.equal(stopped.weights, plain.weights)
+    assert stopped.random.state() - plain.random.state() == 2 * 4 * len(features.blocks)
+    plain.load(other.state())
+    assert torch.equal(plain.tested().predictions, other.tested().predictions)
+    with Waits() as waits:
+        whole.step()
+    assert waits.found == []
 
 
 def test_seeds_differ_and_repeat(flock, backbone):
@@ -169,6 +190,29 @@ def test_a_step_is_that_of_sgd(flock, backbone):
     advanced(run, 4)
     torch.testing.assert_close(run.weights, other.weights, rtol=1e-5, atol=1e-6)
     assert not torch.equal(run.network.transformer.head.bias.detach(), run.start.flatten())
+
+
+def test_images_are_blended_as_their_labels_are(flock, backbone):
+    """Mixup: against soft labels, and images put together by hand. Without it nothing more is drawn."""
+    run, other, plain = (started(flock, backbone, blend=blend) for blend in (0.4, 0.4, 0.0))
+    chosen = other.next_batch()
+    images, labels = other.views.drawn(other.train, chosen, other.random), other.train.labels[chosen]
+    share = 0.4 * other.random.uniform(8)
+    assert 0 < share.min() < 0.2 < share.max() < 0.4
+    before = [7, *range(7)]
+    mixed = (1 - share)[:, None, None, None] * images + share[:, None, None, None] * images[before]
+    soft = torch.zeros(8, 4)
+    for place in range(8):
+        soft[place, labels[place]] += 1 - share[place]
+        soft[place, labels[before[place]]] += share[place]
+    scores = other.network(mixed, other.random)
+    gradients = torch.autograd.grad(F.cross_entropy(scores, soft, label_smoothing=0.1), other.parameters)
+    run.set_rate()
+    run.step()
+    velocity = torch.cat([gradient.flatten() for gradient in gradients]) + 1e-5 * other.weights
+    torch.testing.assert_close(run.velocity, velocity, rtol=1e-4, atol=1e-6)
+    plain.step()
+    assert run.random.state() == plain.random.state() + 8
 
 
 def test_every_image_is_seen_before_any_is_seen_again(flock, backbone):
@@ -323,7 +367,8 @@ class Waits(TorchDispatchMode):
 @pytest.mark.parametrize("crops", [0, 2])
 def test_nothing_in_a_step_waits_for_the_device(flock, backbone, crops):
     """So that it can be captured in a CUDA graph."""
-    run = advanced(started(flock, backbone, crops=crops, size=2 * SIDE if crops else SIDE, colour=0.1), 1)
+    changes = {"size": 2 * SIDE if crops else SIDE, "colour": 0.1, "blend": 0.5}
+    run = advanced(started(flock, backbone, crops=crops, **changes), 1)
     with Waits() as waits:
         run.step()
     assert waits.found == []
@@ -360,6 +405,7 @@ def test_the_rate_changes_where_a_run_is_stopped_for_it_and_nowhere_else(steps):
         ({"learning_rate": 0.0}, "learning_rate must be a number more than 0, 1e+30 at most, got 0.0"),
         ({"localiser_rate": -1.0}, "localiser_rate must be a number of at least 0, got -1.0"),
         ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, got 1.0"),
+        ({"skipped": 1.0}, "skipped must be at least 0 and less than 1, got 1.0"),
         ({"following": 0.0}, "following must be more than 0 and at most 1, got 0.0"),
         ({"norms": "none"}, "norms must be one of updated, frozen, got 'none'"),
         ({"backbone": "resnet"}, "backbone must be one of efficientnet-lite0, efficientnet-lite2, got"),
@@ -371,6 +417,7 @@ def test_the_rate_changes_where_a_run_is_stopped_for_it_and_nowhere_else(steps):
         ({"share": 1.5}, "share must be more than 0 and at most 1, got 1.5"),
         ({"aspect": 0.5}, "aspect must be a number of at least 1, got 0.5"),
         ({"colour": 1.0}, "colour must be at least 0 and less than 1, got 1.0"),
+        ({"blend": 0.6}, "blend must be from 0 to 0.5, got 0.6"),
     ],
 )
 def test_settings_that_cannot_be(changed, message):
@@ -537,6 +584,7 @@ on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no
 def test_captured_steps_are_steps(flock, backbone, precision):
     """What runs in a graph is what runs step by step: exactly as far as sums are in the same order."""
     options = {"crops": 2, "size": 2 * SIDE, "device": "cuda", "precision": precision, "colour": 0.1}
+    options["blend"] = 0.5
     options["stages"] = 1  # one rate for all steps
     alone, captured, fresh = (started(flock.to("cuda"), backbone, **options) for _ in range(3))
     Lockstep([captured]).advance(5)
@@ -549,6 +597,25 @@ def test_captured_steps_are_steps(flock, backbone, precision):
     assert (alone.weights - captured.weights).abs().max() < (1e-4 if precision == "float32" else 1e-2)
     assert not torch.equal(captured.weights, fresh.weights)
     assert captured.tested().theta.shape == (16, 4)
+
+
+@pytest.mark.gpu
+@on_a_gpu
+def test_every_replay_leaves_other_blocks_out(flock):
+    """A captured step draws anew, as many numbers as one that is not, and the first leaves out the same."""
+    features = Features(SCALES["efficientnet-lite0"])
+    alone, captured = (
+        started(flock.to("cuda"), features, device="cuda", batch=4, skipped=0.5, stages=1) for _ in range(2)
+    )
+    together = Lockstep([captured])
+    together.advance(1)
+    alone.set_rate()
+    alone.step()
+    assert captured.means(1)[0] == pytest.approx(alone.means(1)[0], rel=0.05)
+    together.advance(2)
+    for _ in range(2):
+        alone.step()
+    assert alone.random.state() == captured.random.state()
 
 
 @pytest.mark.gpu

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from .data import backbones
 from .data.fetch import Say, say
+from .data.random_numbers import RandomNumbers
 from .extra import with_triton
 
 # Of pixels from 0 to 255, as the weights were trained.
@@ -162,14 +163,17 @@ class Block(nn.Module):
         self.project = Layer(inner, filters, rectified=False)
         self.residual = stride == 1 and channels == filters
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        """weight: of what is added to each image's input, where it is. [N]"""
         # The zeros are put there by who writes the maps, which costs them no further pass.
         expands = isinstance(self.expand, Layer)
         inner = self.expand(x, then=self.depthwise) if expands else self.expand(x)
-        found: Tensor = self.project(
-            self.depthwise(inner, surrounded=expands), added=x if self.residual else None
-        )
-        return found
+        inner = self.depthwise(inner, surrounded=expands)
+        if weight is None or not self.residual:
+            whole: Tensor = self.project(inner, added=x if self.residual else None)
+            return whole
+        found: Tensor = self.project(inner)
+        return x + found * weight.to(found.dtype)[:, None, None, None]
 
 
 class Features(nn.Module):
@@ -194,9 +198,16 @@ class Features(nn.Module):
         self.blocks = nn.Sequential(*blocks)
         self.head = Layer(channels, HEAD)
 
-    def forward(self, image: Tensor) -> Tensor:
-        found: Tensor = self.head(self.blocks(self.stem((image - MEAN) / DEVIATION)))
-        return found
+    def forward(self, image: Tensor, random: RandomNumbers | None = None, skipped: float = 0.0) -> Tensor:
+        """With ``random`` numbers, for training: residual blocks are left out for some images and count for
+        more in the others (stochastic depth), the more of them the later, up to a share of ``skipped``."""
+        found = self.stem((image - MEAN) / DEVIATION)
+        numbers = None if random is None else random.uniform(len(self.blocks), len(image))
+        for place, block in enumerate(self.blocks):
+            share = skipped * place / len(self.blocks)
+            found = block(found, None if numbers is None else (numbers[place] >= share) / (1 - share))
+        features: Tensor = self.head(found)
+        return features
 
 
 def in_eights(filters: float) -> int:

@@ -34,6 +34,8 @@ class FineGrained(nn.Module):
     family: of what crops are; windows of half the image's size unless it is given. They tile the image at
         the start, as nearly as the family can.
     dropout: the share of the descriptors' numbers that ``forward`` leaves out, where it is given ``random``.
+    skipped: likewise, the share of images that the backbones' last blocks are left out for, as ``Features``
+        has it; not those of the localiser, whose windows would jump.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class FineGrained(nn.Module):
         family: Family | None = None,
         classes: int = SPECIES,
         dropout: float = DROPOUT,
+        skipped: float = 0.0,
     ) -> None:
         super().__init__()
         self.transformer: SpatialTransformer | None = None
@@ -60,7 +63,7 @@ class FineGrained(nn.Module):
                 padding=MEAN,
             )
         self.streams = nn.ModuleList(copy.deepcopy(backbone) for _ in range(crops or 1))
-        self.dropout = dropout
+        self.dropout, self.skipped = dropout, skipped
         self.classifier = nn.Linear(len(self.streams) * backbone.channels, classes)
 
     def forward(self, image: Tensor, random: RandomNumbers | None = None) -> Tensor:
@@ -70,8 +73,9 @@ class FineGrained(nn.Module):
     def scores_and_theta(self, image: Tensor, random: RandomNumbers | None = None) -> tuple[Tensor, Tensor]:
         """Both by one pass of the localiser: [N, classes], and theta as ``theta`` gives it."""
         seen, theta = self.seen_and_theta(image)
+        how = (random, self.skipped) if self.skipped else ()
         each = [
-            stream(laid_out_as(image, crop)).mean((2, 3))
+            stream(laid_out_as(image, crop), *how).mean((2, 3))
             for stream, crop in zip(self.streams, seen.unbind(1), strict=True)
         ]
         descriptors = dropped(torch.cat(each, dim=1), self.dropout, random)

@@ -53,7 +53,9 @@ class BirdSettings(Settings):
     localiser_rate: float = 1e-4  # "the base learning rate multiplied by" it, "for stability"
     weight_decay: float = 1e-5
     dropout: float = 0.4
+    skipped: float = 0.0  # share of images that a backbone's last block is left out for; fewer before it
     smoothing: float = 0.1  # of labels
+    blend: float = 0.0  # of another image at most, in each image and in its loss; 0.5: mixup
     norms: str = "updated"  # statistics of the batch, and running ones kept up; "frozen": ImageNet's
     following: float = 0.1  # share of a batch's statistics in the running ones
     backbone: str = "efficientnet-lite2"
@@ -77,9 +79,11 @@ class BirdSettings(Settings):
         for name in ("following", "least", "share"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be more than 0 and at most 1, got {getattr(self, name)}")
-        for name in ("warm_up", "dropout", "smoothing", "colour"):
+        for name in ("warm_up", "dropout", "skipped", "smoothing", "colour"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and less than 1, got {getattr(self, name)}")
+        if not 0 <= self.blend <= 0.5:
+            raise ValueError(f"blend must be from 0 to 0.5, got {self.blend}")
         if not 1 <= self.aspect < math.inf:
             raise ValueError(f"aspect must be a number of at least 1, got {self.aspect}")
         for name, known in CHOICES.items():
