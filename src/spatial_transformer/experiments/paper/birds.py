@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..spec import Claim, Data, Experiment, Model, Settings, Task
+from ..spec import Claim, Data, Experiment, Model, Settings, Task, cosine
 
 # Of 200 species a network that answers at random has 99.5 % wrong.
 TASK = Task("birds", "CUB-200-2011", stuck=99.0)
@@ -94,11 +94,12 @@ class BirdSettings(Settings):
 
     def rate(self, step: int) -> float:
         """The learning rate of a step: where the schedule is in the middle of the step's stage."""
-        done = (step * self.stages // self.steps + 0.5) / self.stages
+        stage = step * self.stages // self.steps
+        done = (stage + 0.5) / self.stages
         rising = min(1.0, done / self.warm_up) if self.warm_up else 1.0
         if self.schedule == "drops":
             return rising * self.learning_rate / self.drop ** sum(done > at for at in DROPS)
-        return rising * self.learning_rate * (1 + math.cos(math.pi * done)) / 2
+        return rising * self.learning_rate * cosine(stage, self.stages)
 
 
 MODELS = (
