@@ -25,3 +25,19 @@ def test_an_answer_of_several_digits_is_right_where_all_of_them_are():
     base = np.array([[1, 2], [3, 0], [5, 6], [7, 8]], np.uint8)
     assert cases.chosen_cases(one, labels, ("CNN", base)) == ([1, 0, 2, 3], 1)
     assert cases.chosen_cases(one, labels, None) == ([0, 1, 2, 3], 0)
+
+
+def test_one_image_of_each_class_is_watched():
+    truth = np.array([3, 3, 1, 4, 1, 0, 3])
+    predictions = np.array([9, 3, 1, 4, 1, 7, 3, 5, 5])
+    assert cases.watched(truth, predictions) == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]  # fewer than there is room for
+    truth, predictions = (np.concatenate([[2, 2], np.arange(10), [0]]) for _ in range(2))
+    assert cases.watched(truth, predictions) == [0, 2, 3, 5, 6, 7, 8, 9]

@@ -22,7 +22,7 @@ from spatial_transformer.experiments import (
     tested_digits,
 )
 from spatial_transformer.experiments import pictures_of_digits as drawn
-from spatial_transformer.experiments.cases import chosen_cases
+from spatial_transformer.experiments.cases import chosen_cases, watched
 from spatial_transformer.experiments.data.fixed_sets import fixed_set
 from spatial_transformer.experiments.pictures import Trained
 from spatial_transformer.experiments.records import Point
@@ -193,22 +193,6 @@ def test_means_of_classes(one, shown):
 # Animations
 
 
-def test_one_image_of_each_class_is_watched():
-    truth = np.array([3, 3, 1, 4, 1, 0, 3])
-    predictions = np.array([9, 3, 1, 4, 1, 7, 3, 5, 5])
-    assert drawn.watched(truth, predictions) == [
-        0,
-        1,
-        2,
-        3,
-        4,
-        5,
-        6,
-    ]  # fewer than there is room for
-    truth, predictions = (np.concatenate([[2, 2], np.arange(10), [0]]) for _ in range(2))
-    assert drawn.watched(truth, predictions) == [0, 2, 3, 5, 6, 7, 8, 9]
-
-
 def test_an_animation_has_a_frame_for_each_moment(one, shown, tmp_path):
     frames, durations = drawn.animation(one, shown)
     assert len(frames) == len(durations) == len(one.probe.steps) > 25
@@ -229,7 +213,7 @@ def test_an_animation_has_a_frame_for_each_moment(one, shown, tmp_path):
 
 def test_an_animation_ends_with_the_final_transforms(one, shown):
     frames, _ = drawn.animation(one, shown)
-    numbers = drawn.watched(shown.labels[:32].numpy(), one.probe.predictions)
+    numbers = watched(shown.labels[:32].numpy(), one.probe.predictions)
     left, top = animations.MARGIN, animations.HEADER + animations.TILE + animations.GAP
     box = (left, top, left + animations.TILE, top + animations.TILE)
     expected = animations.tile(shown.after[numbers[0], 0])

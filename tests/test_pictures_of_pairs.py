@@ -13,12 +13,13 @@ from PIL import Image
 import spatial_transformer as st
 from spatial_transformer import cli
 from spatial_transformer.coordinates import to_pixels
-from spatial_transformer.experiments import engine, pictures, probes, records, results
+from spatial_transformer.experiments import animations, engine, pictures, probes, records, results
 from spatial_transformer.experiments import pictures_of_pairs as pairs
-from spatial_transformer.experiments.cases import chosen_cases
+from spatial_transformer.experiments.cases import chosen_cases, watched
 from spatial_transformer.experiments.catalogue import EXPERIMENTS
 from spatial_transformer.experiments.data.fixed_sets import fixed_set
 from spatial_transformer.experiments.measures import channels
+from spatial_transformer.experiments.tested_digits import given
 
 EXPERIMENT = EXPERIMENTS["addition"]
 CELLS = {cell.name: cell for cell in EXPERIMENT.cells}
@@ -125,6 +126,40 @@ def test_a_single_transformer_has_all_of_its_grid(digits, one):
     assert not any(axes.spines["left"].get_visible() for axes in made.axes)
 
 
+def test_an_animation_shows_both_grids_and_what_each_transformer_gives(one, digits):
+    """Of two moments: nothing done yet, and each distortion undone."""
+    truth = one.probe.theta[:32]
+    none = np.tile(st.Affine().identity().half().numpy(), (32, 2))
+    learnt = one._replace(probe=one.probe._replace(steps=np.array([0, 9]), thetas=np.stack([none, truth])))
+    shown = pairs.seen(learnt, digits)
+    frames, durations = pairs.animation(learnt, shown)
+    assert len(frames) == len(durations) == 2
+    numbers = watched(shown.labels[:32].numpy(), one.probe.predictions)
+
+    def tile_of(made, row, column):
+        left, top = (
+            edge + at * (animations.TILE + animations.GAP)
+            for edge, at in ((animations.MARGIN, column), (animations.HEADER, row))
+        )
+        return np.asarray(made.crop((left, top, left + animations.TILE, top + animations.TILE)), int)
+
+    for column, number in enumerate(numbers):
+        for transformer in (0, 1):
+            for channel in (0, 1):
+                row = 2 + 2 * transformer + channel
+                for made, theta in zip(frames, (none, truth), strict=True):
+                    own = probes.transforms(theta[number : number + 1, 6 * transformer : 6 * transformer + 6])
+                    expected = given(one.family, shown.before[number : number + 1], own, one.cell.data)
+                    wanted = np.asarray(animations.tile(expected[0, channel]), int)
+                    assert np.abs(tile_of(made, row, column) - wanted).max() <= 1
+    # The first has its lines in red, the second in blue; at the start they lie on one another.
+    start, end = (tile_of(made, 0, 0) for made in frames)
+    red = [int((each[..., 0] - each[..., 2] > 100).sum()) for each in (start, end)]
+    blue = [int((each[..., 2] - each[..., 0] > 100).sum()) for each in (start, end)]
+    assert red[0] < 20 < red[1]
+    assert min(blue) > 20
+
+
 def test_a_probe_of_other_digits_is_named(one, digits):
     wrong = one._replace(probe=one.probe._replace(predictions=one.probe.predictions[:10]))
     with pytest.raises(probes.ProbeError, match="it has 10 predictions, not 300"):
@@ -136,8 +171,10 @@ def test_the_command(trained, tmp_path, capsys):
     assert cli.main(arguments) == 0
     names = [path.removeprefix(f"{tmp_path}/addition/") for path in capsys.readouterr().out.split()]
     made = [f"addition-{name}.png" for name in ("curves", "2xST-FCN-affine-cases", "2xST-FCN-affine-means")]
-    assert names == with_variant(made, CHANGED)
+    assert names == with_variant([*made, "addition-2xST-FCN-affine-training.gif"], CHANGED)
     with Image.open(tmp_path / "addition" / names[1]) as found:
         assert 800 <= found.width <= 1400
-    assert cli.main([*arguments, "--only", "animation"]) == 2
-    assert "there are cases, means and curves of pairs of digits, no animation" in capsys.readouterr().err
+    assert cli.main([*arguments, "--only", "overview"]) == 2
+    assert "there are cases, means, animation and curves of pairs of digits, no overview" in (
+        capsys.readouterr().err
+    )

@@ -12,7 +12,7 @@ from PIL import Image
 
 import spatial_transformer as st
 from spatial_transformer import cli
-from spatial_transformer.experiments import engine, pictures, probes, records, results
+from spatial_transformer.experiments import animations, engine, pictures, probes, records, results
 from spatial_transformer.experiments import pictures_of_volumes as volumes
 from spatial_transformer.experiments.cases import chosen_cases
 from spatial_transformer.experiments.catalogue import EXPERIMENTS
@@ -115,6 +115,42 @@ def test_a_deep_box_does_not_make_volumes_small_from_the_front(trained, digits):
     assert [right - left for left, right in shown] == pytest.approx([64, 124], abs=2)
 
 
+def test_an_animation_shows_boxes_and_projections(trained, digits):
+    """Of two moments: nothing done yet, and digits brought to the middle."""
+    probe = probes.read(probes.path_of(trained[1]))
+    centre = fixed_sets.fixed_set("3D", digits, count=20).drawn.numbers["centre"][..., None] / 30
+    thetas = torch.stack(
+        [
+            torch.cat([torch.eye(3).expand(20, 3, 3), each], dim=2)
+            for each in (torch.zeros_like(centre), centre)
+        ]
+    )
+    probe = probe._replace(steps=np.array([0, 5]), thetas=thetas.flatten(2).half().numpy())
+    result = results.Result(trained[1], records.read(trained[1]), CELLS["3D/ST-CNN"])
+    one = pictures.Trained(result, probe)
+    frames, durations = volumes.animation(one, volumes.seen(one, digits))
+    assert len(frames) == len(durations) == 2
+    pixels = torch.arange(animations.TILE) - (animations.TILE - 1) / 2
+    away, moved = [], []
+    for made in frames:
+        page = torch.from_numpy(np.asarray(made, float))
+        for column in range(8):
+            left = animations.MARGIN + column * (animations.TILE + animations.GAP)
+            above, below = (
+                page[top : top + animations.TILE, left : left + animations.TILE]
+                for top in (animations.HEADER, animations.HEADER + animations.TILE + animations.GAP)
+            )
+            ink = below[..., 0]
+            away.append(
+                float(torch.stack([(ink.sum(at) * pixels).sum() / ink.sum() for at in (0, 1)]).norm())
+            )
+            moved.append((above[..., 0] - above[..., 2] > 100).nonzero().double().mean(0))
+    assert max(away[8:]) < 8 < max(away[:8])  # of 104: a digit's ink is not in the middle of its frame
+    apart = torch.stack(moved[8:]) - torch.stack(moved[:8])
+    assert apart.abs().max() > 5  # the boxes lie elsewhere, each about its digit
+    assert apart.std(0).min() > 1
+
+
 def test_edges_of_a_box():
     """Twelve, each along one axis."""
     identity = st.Affine(3).identity()
@@ -138,8 +174,9 @@ def test_the_command(trained, tmp_path, capsys):
     arguments = ["draw", "volumes", "--results", str(trained[0]), "--out", str(tmp_path), *OPTIONS]
     assert cli.main(arguments) == 0
     names = [path.removeprefix(f"{tmp_path}/volumes/") for path in capsys.readouterr().out.split()]
-    assert names == with_variant(["3D-curves.png", "3D-ST-CNN-cases.png", "3D-ST-CNN-means.png"], CHANGED)
+    made = ["3D-curves.png", "3D-ST-CNN-cases.png", "3D-ST-CNN-means.png", "3D-ST-CNN-training.gif"]
+    assert names == with_variant(made, CHANGED)
     with Image.open(tmp_path / "volumes" / names[1]) as found:
         assert 800 <= found.width <= 1400
-    assert cli.main([*arguments, "--only", "animation", "--only", "overview"]) == 2
-    assert "there are cases, means and curves of volumes, no animation, overview" in capsys.readouterr().err
+    assert cli.main([*arguments, "--only", "overview"]) == 2
+    assert "there are cases, means, animation and curves of volumes, no overview" in capsys.readouterr().err

@@ -5,7 +5,8 @@ They are made with Pillow, which is imported where it is first needed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from torch import Tensor
 from .data.fetch import in_one_step
 from .extra import extra
 from .figures import GRID, GROUND, INK
-from .lattices import is_border
+from .lattices import is_border, is_drawn
 
 TILE, GAP, MARGIN = 104, 6, 12  # pixels
 HEADER, FOOTER = 34, 10
 SMOOTH = 2  # times as large, and then made smaller
 STILL, MOVING, LAST = 60, 130, 3000  # milliseconds that a frame is shown
+MOVED = 0.15  # pixels of the input by which lines move that are not still
 
 
 def page(rows: int, columns: int) -> tuple[Any, list[tuple[int, int]]]:
@@ -42,6 +44,24 @@ def entitle(page: Any, title: str, counter: str) -> None:
     pen.text((page.width - MARGIN, middle), counter, INK, font, anchor="rm")
 
 
+def frame(rows: Sequence[Sequence[Any]], title: str, counter: str) -> Any:
+    """Rows of tiles, as many in each, and words above them."""
+    found, corners = page(len(rows), len(rows[0]))
+    for each, corner in zip(itertools.chain(*rows), corners, strict=True):
+        found.paste(each, corner)
+    entitle(found, title, counter)
+    return found
+
+
+def paced(lines: Tensor) -> list[int]:
+    """How long frames are shown, in milliseconds: longer where lines move, and the first and last ones.
+
+    lines: at each moment, in pixels. [moments, ...]
+    """
+    away = (lines[1:] - lines[:-1]).abs().flatten(1).amax(1)
+    return [6 * MOVING, *(MOVING if each > MOVED else STILL for each in away[:-1].tolist()), LAST]
+
+
 def tile(image: Tensor, side: int = TILE) -> Any:
     """An image [H, W] as a picture of so many pixels."""
     pixels = (image * 255).round().clamp(0, 255).to(torch.uint8).numpy()
@@ -49,7 +69,15 @@ def tile(image: Tensor, side: int = TILE) -> Any:
     return image_module.fromarray(pixels).resize((side, side), image_module.Resampling.BICUBIC).convert("RGB")
 
 
-def tile_with_lattice(image: Tensor, lines: Tensor, half: float) -> Any:
+def tile_with_lines(
+    image: Tensor, bundles: Iterable[Tensor], half: float, *,
+    colours: Iterable[str] = (GRID,), every: int = 1, bold: Callable[[int], bool] = is_border,
+) -> Any:  # fmt: skip
+    """An image [H, W] with bundles of lines on it, each in its colour: lattices, or something else of which
+    ``bold`` knows the bolder lines. Of lattices every second, fourth ... line, if so many are asked for.
+
+    half: so many pixels of the image are shown to either side of its middle.
+    """
     image_module, draw_module = extra("PIL.Image"), extra("PIL.ImageDraw")
     large = SMOOTH * TILE
     page = image_module.new("RGB", (large, large), GROUND)
@@ -58,9 +86,11 @@ def tile_with_lattice(image: Tensor, lines: Tensor, half: float) -> Any:
     corner = half - size / 2  # of the image, in its pixels, from the tile's
     page.paste(tile(image, round(size * scale)), (round(corner * scale), round(corner * scale)))
     pen = draw_module.Draw(page)
-    for number, line in enumerate((lines + 0.5 + corner) * scale):
-        wide = 2 * SMOOTH if is_border(number) else SMOOTH // 2
-        pen.line([tuple(point) for point in line.tolist()], GRID, width=wide, joint="curve")
+    for lines, colour in zip(bundles, colours, strict=False):
+        for number, line in enumerate((lines + 0.5 + corner) * scale):
+            if is_drawn(number, every):
+                wide = 2 * SMOOTH if bold(number) else SMOOTH // 2
+                pen.line([tuple(point) for point in line.tolist()], colour, width=wide, joint="curve")
     return page.resize((TILE, TILE), image_module.Resampling.LANCZOS)
 
 

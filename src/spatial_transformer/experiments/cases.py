@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from . import probes
 from .figures import RIGHT, WRONG
 from .pictures import Base, Trained
 
@@ -30,6 +31,20 @@ def is_right(answers: Any, labels: Tensor) -> Any:
     """Of the first answers, as many as there are labels. bool [N]"""
     same = answers[: len(labels)] == labels.numpy()
     return same if same.ndim == 1 else same.all(1)
+
+
+def watched(truth: Any, predictions: Any) -> list[int]:
+    """One image of each class, as far as there are any, in the order of the test set; in the end right."""
+    right = [int(number) for number in np.flatnonzero(predictions[: len(truth)] == truth)]
+    first = [number for number in right if truth[number] not in truth[[n for n in right if n < number]]]
+    others = [number for number in [*right, *range(len(truth))] if number not in first]
+    return sorted([*first, *dict.fromkeys(others)][:CASES])
+
+
+def watched_of(one: Trained, labels: Tensor) -> tuple[list[int], Tensor]:
+    """The images that are watched as training goes on, and their thetas. [moments, images, P]"""
+    numbers = watched(labels[: one.probe.thetas.shape[1]].numpy(), one.probe.predictions)
+    return numbers, probes.transforms(one.probe.thetas[:, numbers])
 
 
 def cases_title(one: Trained, count: int, total: int, saved: int, base: Base) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .data.fetch import in_one_step
 from .extra import extra
-from .lattices import CELLS, is_border
+from .lattices import is_border, is_drawn
 from .picture_formats import format_of
 
 GRID = "#ff5a36"  # seen on a black ground, on a white stroke, and on both at once
@@ -101,7 +101,7 @@ def with_lattices(
 def draw_lines(axes: Any, lines: Tensor, colour: str, every: int = 1) -> None:
     """A lattice, its border bolder; of its lines every second, fourth ... if so many are asked for."""
     for number, line in enumerate(lines.numpy()):
-        if number % (CELLS + 1) % every:
+        if not is_drawn(number, every):
             continue
         wide, alpha = (1.9, 1.0) if is_border(number) else (0.7, 0.8)
         axes.plot(line[:, 0], line[:, 1], color=colour, linewidth=wide, alpha=alpha, solid_capstyle="round")

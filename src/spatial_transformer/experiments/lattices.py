@@ -27,6 +27,11 @@ def is_border(line: int) -> bool:
     return line % (CELLS + 1) in (0, CELLS)
 
 
+def is_drawn(line: int, every: int) -> bool:
+    """Whether it is among every second, fourth ... line across or down; the borders are."""
+    return line % (CELLS + 1) % every == 0
+
+
 def reach(lattices: Tensor, size: int) -> float:
     """Half of the side of a square that holds nearly all of some lattices [..., lines, points, 2]; pixels."""
     furthest = (lattices - (size - 1) / 2).abs().amax((-3, -2, -1))

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..family import Family
-from . import probes
+from . import animations, probes
 from .arguments import UsageError
 from .curves import curves
 from .data.fetch import Say, say
-from .figures import save
+from .figures import GRID, save
 from .networks import family_of
 from .probes import Probe
 from .results import Result, Wanted, apart, as_the_paper, assigned, by_cell
@@ -39,6 +39,10 @@ class Trained(NamedTuple):
     @property
     def family(self) -> Family:
         return family_of(self.cell.model, self.cell.data)
+
+    @property
+    def title(self) -> str:
+        return f"{self.cell.model.name} on {self.result.record.digits} {self.cell.data.kind}"
 
     @property
     def paper(self) -> float | None:
@@ -120,11 +124,16 @@ def of_each_run(
     what: str,
     made_by: Mapping[str, Callable[[Trained, Any, Base], Any]],
     seen: Callable[[Trained, Any], Any] = lambda one, data: data,
+    moving: Callable[[Trained, Any], tuple[list[Any], list[int]]] | None = None,
+    lines: Sequence[str] = (GRID,),
 ) -> ImagePictures:
     """Makes pictures of one run each, by what they are called; of others it says that there are none.
 
     seen: what all pictures of a run are made of, out of the data.
+    moving: the frames of the animation of its training, if there is one, and for how long each is shown.
+    lines: the colours of lines on these.
     """
+    known = [*made_by, *([] if moving is None else ["animation"])]
 
     def draw_images(
         kept: Sequence[Trained],
@@ -134,13 +143,16 @@ def of_each_run(
         data: Any,
         title: str,
     ) -> Iterator[Path]:
-        if not set(pictures) & set(made_by):
-            raise UsageError(f"there are {', '.join(made_by)} and curves of {what}, no {', '.join(pictures)}")
+        if not set(pictures) & set(known):
+            raise UsageError(f"there are {', '.join(known)} and curves of {what}, no {', '.join(pictures)}")
         for one in kept:
             shown, base = seen(one, data), base_of(one, found)
             for name, make in made_by.items():
                 if name in pictures:
                     yield save(make(one, shown, base), place(f"{file_name(one.cell)}-{name}.png"))
+            if moving is not None and "animation" in pictures and len(one.probe.steps):
+                path = place(f"{file_name(one.cell)}-training.gif")
+                yield animations.save(*moving(one, shown), path, lines)
 
     return draw_images
 

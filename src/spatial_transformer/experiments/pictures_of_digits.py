@@ -13,11 +13,10 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from . import animations, figures, pictures, probes, tested_digits
-from .cases import CASES, cases_title, chosen_cases, write_answers
+from .cases import CASES, cases_title, chosen_cases, watched_of, write_answers
 from .data.digits import DigitSet
 from .data.fixed_sets import as_images
 from .figures import INK, entitle, panel, panels, with_lattices
@@ -28,7 +27,6 @@ from .spec import CLASSES
 from .tested_digits import class_means, first_images, given
 
 PICTURES = ("overview", "cases", "curves", "means", "animation")
-MOVED = 0.15  # pixels of the input by which a lattice moves that is not still
 
 
 class Shown(NamedTuple):
@@ -152,45 +150,24 @@ def means(one: Trained, shown: Shown) -> Any:
 
 
 def animation(one: Trained, shown: Shown) -> tuple[list[Any], list[int]]:
-    """A frame for each moment of training, and for how long each is shown, in milliseconds."""
-    truth = shown.labels[: one.probe.thetas.shape[1]].numpy()
-    numbers = watched(truth, one.probe.predictions)
-    thetas = probes.transforms(one.probe.thetas[:, numbers])
-    size = one.cell.data.size
-    lattices = lattice(one.family, thetas, size)  # [moments, images, lines, points, 2]
-    half = reach(lattices, size)
+    """A frame for each moment of training, inputs with grids on them and below them the outputs; and for how
+    long each is shown, in milliseconds."""
+    numbers, thetas = watched_of(one, shown.labels)
+    lattices = lattice(one.family, thetas, one.cell.data.size)  # [moments, images, lines, points, 2]
+    half = reach(lattices, one.cell.data.size)
     images = shown.before[numbers]
-    frames, durations = [], []
+    frames = []
     for moment, step in enumerate(one.probe.steps.tolist()):
         outputs = given(one.family, images, thetas[moment], one.cell.data)
-        frames.append(frame(one, images, lattices[moment], outputs, half, f"step {step:,}"))
-        moves = moment > 0 and float((lattices[moment] - lattices[moment - 1]).abs().max()) > MOVED
-        durations.append(animations.MOVING if moves else animations.STILL)
-    durations[0] = 6 * animations.MOVING
-    durations[-1] = animations.LAST
-    return frames, durations
-
-
-def watched(truth: Any, predictions: Any) -> list[int]:
-    """One image of each class, as far as there are any, in the order of the test set; in the end right."""
-    right = [int(number) for number in np.flatnonzero(predictions[: len(truth)] == truth)]
-    first = [number for number in right if truth[number] not in truth[[n for n in right if n < number]]]
-    others = [number for number in [*right, *range(len(truth))] if number not in first]
-    return sorted([*first, *dict.fromkeys(others)][:CASES])
-
-
-def frame(one: Trained, images: Tensor, lattices: Tensor, outputs: Tensor, half: float, counter: str) -> Any:
-    """One picture of an animation: inputs with lattices on them, and below them the outputs."""
-    tiles = [
-        *(animations.tile_with_lattice(*each, half) for each in zip(images[:, 0], lattices, strict=True)),
-        *(animations.tile(output) for output in outputs[:, 0]),
-    ]
-    page, corners = animations.page(rows=2, columns=len(images))
-    for tile, corner in zip(tiles, corners, strict=True):
-        page.paste(tile, corner)
-    title = f"{one.cell.model.name} on {one.result.record.digits} {one.cell.data.kind}"
-    animations.entitle(page, title, counter)
-    return page
+        rows = [
+            [
+                animations.tile_with_lines(image, [lines], half)
+                for image, lines in zip(images[:, 0], lattices[moment], strict=True)
+            ],
+            [animations.tile(output) for output in outputs[:, 0]],
+        ]
+        frames.append(animations.frame(rows, one.title, f"step {step:,}"))
+    return frames, animations.paced(lattices)
 
 
 draw = functools.partial(pictures.draw, of_images=draw_images, load=tested_digits.load)

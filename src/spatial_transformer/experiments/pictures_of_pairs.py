@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import pictures, tested_digits
-from .cases import cases_title, chosen_cases, write_answers
+from . import animations, pictures, tested_digits
+from .cases import cases_title, chosen_cases, watched_of, write_answers
 from .data.digits import DigitSet
 from .figures import GRID, INK, entitle, panel, panels, with_lattices
 from .lattices import lattice, reach
@@ -95,6 +95,41 @@ def means(one: Trained, shown: Shown) -> Any:
     return made
 
 
+def animation(one: Trained, shown: Shown) -> tuple[list[Any], list[int]]:
+    """A frame for each moment of training: both channels with the grids on them, and below them the two that
+    each transformer gives; and for how long each is shown, in milliseconds."""
+    count = one.cell.model.transformers
+    numbers, kept = watched_of(one, shown.labels)
+    thetas = kept.unflatten(2, (count, one.family.num_params))  # [moments, images, T, P]
+    lattices = lattice(one.family, thetas, one.cell.data.size)
+    half = reach(lattices, one.cell.data.size)
+    images = shown.before[numbers]
+    frames = []
+    for moment, step in enumerate(one.probe.steps.tolist()):
+        each = zip(images, lattices[moment], strict=True)
+        inputs = [
+            [
+                animations.tile_with_lines(channel, lines, half, colours=COLOURS, every=2 * count)
+                for channel in image
+            ]
+            for image, lines in each
+        ]
+        outputs = [
+            given(one.family, images, thetas[moment, :, transformer], one.cell.data)
+            for transformer in range(count)
+        ]
+        rows = [
+            *zip(*inputs, strict=True),
+            *(
+                [animations.tile(image) for image in after[:, channel]]
+                for after in outputs
+                for channel in (0, 1)
+            ),
+        ]
+        frames.append(animations.frame(rows, one.title, f"step {step:,}"))
+    return frames, animations.paced(lattices)
+
+
 def rows_of(one: Trained) -> list[str]:
     transformers = range(1, one.cell.model.transformers + 1)
     return [
@@ -123,7 +158,11 @@ def frame(axes: Any, colour: str) -> None:
 draw = functools.partial(
     pictures.draw,
     of_images=of_each_run(
-        "pairs of digits", {"cases": cases, "means": lambda one, shown, _: means(one, shown)}, seen
+        "pairs of digits",
+        {"cases": cases, "means": lambda one, shown, _: means(one, shown)},
+        seen,
+        animation,
+        COLOURS,
     ),
     load=tested_digits.load,
 )

@@ -6,14 +6,15 @@ import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..coordinates import to_pixels
 from ..family import Family
 from ..sampling import warp
-from . import pictures, tested_digits
-from .cases import cases_title, chosen_cases, write_answers
+from . import animations, pictures, tested_digits
+from .cases import cases_title, chosen_cases, watched_of, write_answers
 from .data.digits import DigitSet
 from .data.fixed_sets import BATCH
 from .figures import GRID, INK, entitle, panel, panels, zoom_out
@@ -91,6 +92,30 @@ def means(one: Trained, shown: Shown) -> Any:
     return made
 
 
+def animation(one: Trained, shown: Shown) -> tuple[list[Any], list[int]]:
+    """A frame for each moment of training: volumes from the front with the box that is read, and below them
+    their projections; and for how long each is shown, in milliseconds."""
+    numbers, thetas = watched_of(one, shown.labels)
+    size, front = one.cell.data.size, VIEWS["front"][0] + 1  # of a batch
+    edges = [[box(one.family, theta, size, "front") for theta in moment] for moment in thetas]
+    boxes = torch.from_numpy(np.array(edges))  # [moments, images, edges, ends, 2]
+    half = around(boxes.flatten(0, 1), size)
+    before = shown.before[numbers]
+    inputs = [image / brightest(image) for image in before.sum(front)[:, 0]]
+    frames = []
+    for moment, step in enumerate(one.probe.steps.tolist()):
+        after = warp(before, thetas[moment], one.family, size=(one.cell.data.shown,) * 3)
+        rows = [
+            [
+                animations.tile_with_lines(image, [lines], half, bold=lambda _: True)
+                for image, lines in zip(inputs, boxes[moment], strict=True)
+            ],
+            [animations.tile(image / brightest(image)) for image in after.sum(front)[:, 0]],
+        ]
+        frames.append(animations.frame(rows, one.title, f"step {step:,}"))
+    return frames, animations.paced(boxes)
+
+
 def given(one: Trained, shown: Shown, which: slice) -> Tensor:
     """What the transformer makes of some of the volumes. [N, 1, size, size, size]"""
     size = (one.cell.data.shown,) * 3
@@ -116,7 +141,12 @@ def around(boxes: Iterable[Any], size: int) -> float:
 def projected(axes: Any, volume: Tensor, view: str) -> None:
     """A volume [1, D, H, W] summed up along an axis, as bright as it goes."""
     image = volume.sum(VIEWS[view][0])[0]
-    panel(axes, image, brightest=max(float(image.max()), 1e-6))
+    panel(axes, image, brightest=brightest(image))
+
+
+def brightest(image: Tensor) -> float:
+    """What is white on it; also where all is black."""
+    return max(float(image.max()), 1e-6)
 
 
 def box(family: Family, theta: Tensor, size: int, view: str) -> Any:
@@ -128,7 +158,7 @@ def box(family: Family, theta: Tensor, size: int, view: str) -> Any:
 draw = functools.partial(
     pictures.draw,
     of_images=of_each_run(
-        "volumes", {"cases": cases, "means": lambda one, shown, _: means(one, shown)}, seen
+        "volumes", {"cases": cases, "means": lambda one, shown, _: means(one, shown)}, seen, animation
     ),
     load=tested_digits.load,
 )
