@@ -190,6 +190,31 @@ def test_means_of_classes(one, shown):
     assert not drawn.class_means(shown.before[:1], shown.labels[:1])[(shown.labels[0] + 1) % 10].any()
 
 
+def test_how_much_of_the_rotation_is_undone(digits):
+    fixed = fixed_set("R", digits)
+    answers = fixed.labels.numpy()
+    back, none = st.Affine().inverse(fixed.drawn.theta), st.Affine().identity()
+    shown = drawn.seen(made_up(WITH, back.half().numpy(), answers), digits)
+    for share in (1.0, 0.5, 0.0, -0.2):
+        turns = share * shown.angles
+        theta = torch.stack(
+            [turns.cos(), -turns.sin(), torch.zeros_like(turns), turns.sin(), turns.cos()], dim=1
+        )
+        theta = torch.cat([theta, torch.full((len(turns), 1), 0.1)], dim=1)
+        one = made_up(WITH, theta.half().numpy(), answers)
+        assert drawn.undone(one, shown) == pytest.approx(share, abs=0.01)
+        said = drawn.means(one, shown).texts[-1].get_text()
+        assert said.endswith(f"test images\nthe grids undo {share:.2f} of the digits' rotation")
+    whole = made_up(WITH, back.half().numpy(), answers)
+    assert drawn.undone(whole, shown) == pytest.approx(1, abs=0.01)
+    bent = made_up("R/ST-FCN spline", np.zeros((300, 32), np.float16), answers)
+    assert drawn.undone(bent, shown) is None
+    skewed = made_up("P/ST-FCN affine", none.half().numpy()[None].repeat(300, 0), answers)
+    flat = drawn.seen(skewed, digits)
+    assert drawn.undone(skewed, flat) is None
+    assert "rotation" not in drawn.means(skewed, flat).texts[-1].get_text()
+
+
 # Animations
 
 

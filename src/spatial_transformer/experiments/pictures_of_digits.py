@@ -13,8 +13,10 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from ..families import Affine
 from . import animations, figures, pictures, probes, tested_digits
 from .cases import CASES, cases_title, chosen_cases, watched_of, write_answers
 from .data.digits import DigitSet
@@ -26,6 +28,7 @@ from .results import Result
 from .spec import CLASSES
 from .tested_digits import class_means, first_images, given
 
+AFFINE = Affine()
 PICTURES = ("overview", "cases", "curves", "means", "animation")
 
 
@@ -36,6 +39,7 @@ class Shown(NamedTuple):
     after: Tensor  # [N, 1, shown / pooling, shown / pooling]: what the classification network gets to see
     upright: Tensor  # [N, 1, 28, 28]: the digits themselves
     labels: Tensor  # int64 [N]
+    angles: Tensor  # [N], of the grids that would undo the digits' rotation; none of digits that have none
 
 
 def draw_images(
@@ -68,7 +72,10 @@ def seen(one: Trained, digits: DigitSet) -> Shown:
     """What a transformer makes of the first test images."""
     fixed, theta = first_images(one, digits)
     upright = as_images(digits.test.images[: len(theta)], "cpu")
-    return Shown(fixed.images, given(one.family, fixed.images, theta, one.cell.data), upright, fixed.labels)
+    after = given(one.family, fixed.images, theta, one.cell.data)
+    rotated = "angle" in fixed.drawn.numbers
+    angles = angle(AFFINE.inverse(fixed.drawn.theta)) if rotated else torch.full((len(theta),), math.nan)
+    return Shown(fixed.images, after, upright, fixed.labels, angles)
 
 
 # Cases
@@ -126,8 +133,23 @@ def turned(one: Trained, number: int) -> str:
     if one.cell.model.transformer != "affine":
         return ""
     theta = probes.transforms(one.probe.theta[number])
-    (a, b, _), (c, d, _) = one.family.matrix(theta).tolist()
-    return f"  ({round(math.degrees(math.atan2(c - b, a + d)))}°)"
+    return f"  ({round(math.degrees(angle(theta).item()))}°)"
+
+
+def angle(theta: Tensor) -> Tensor:
+    """By which an affine transformation turns its grid, in radians: [..., 6] -> [...]"""
+    a, b, _, c, d, _ = theta.unbind(-1)
+    return torch.atan2(c - b, a + d)
+
+
+def undone(one: Trained, shown: Shown) -> float | None:
+    """Which part of the digits' rotation an affine transformer undoes: the slope of its grids' angles over
+    those that would undo all of it. None of other families, and of digits that are not rotated."""
+    if one.cell.model.transformer != "affine" or bool(shown.angles.isnan().any()):
+        return None
+    found = angle(probes.transforms(one.probe.theta[: len(shown.angles)]))
+    away = shown.angles - shown.angles.mean()
+    return float((away * found).sum() / away.square().sum())
 
 
 # Means
@@ -136,13 +158,17 @@ def turned(one: Trained, number: int) -> str:
 def means(one: Trained, shown: Shown) -> Any:
     """The mean of each class: as the network gets it, as the transformer hands it on, and as it was."""
     rows = {"input": shown.before, "output": shown.after, "undistorted": shown.upright}
-    made, table = panels(tuple(rows), CLASSES, 0.95, above=0.48, below=0.36)
+    footer, part = f"{one.footer}; means of {len(shown.labels):,} test images", undone(one, shown)
+    if part is not None:
+        footer += f"\nthe grids undo {part:.2f} of the digits' rotation"
+    below = 0.36 if part is None else 0.56
+    made, table = panels(tuple(rows), CLASSES, 0.95, above=0.48, below=below)
     for images, line in zip(rows.values(), table, strict=True):
         tiles = class_means(images, shown.labels)
         for tile, axes in zip(tiles, line, strict=True):
             panel(axes, tile, brightest=float(tiles.max()))
     title = f"The mean of each digit before and after the transformer of the {one.cell.model.name}"
-    entitle(made, title, f"{one.footer}; means of {len(shown.labels):,} test images")
+    entitle(made, title, footer)
     return made
 
 
