@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -237,7 +238,15 @@ def test_what_cannot_be_predicted(numbers, capsys, tmp_path):
         return says("other.safetensors", path)
 
     assert "is of no known network: '32px/CNN'" in changed(cell="32px/CNN")
-    assert "does not fit 64px/CNN" in changed(settings=kept.settings | {"width": 0.03})
+    said = changed(settings=kept.settings | {"width": 0.03})
+    assert "does not fit 64px/CNN" in said
+    assert "size mismatch for layers" in said
+    assert len(said) < 400  # and not what does not fit in every layer
+    assert "other.safetensors is of no known network: width must be more than 0" in changed(
+        settings=kept.settings | {"width": -1.0}
+    )
+    broken = kept.tensors | {"places.bias": kept.tensors["places.bias"] * math.nan}
+    assert "other.safetensors is broken: it has weights that are no numbers" in changed(broken)
     assert "is of no known network" in changed(settings={"spin": 3})
     assert "is of distorted-mnist: there are predictions of svhn, svhn-augmented, birds alone" in changed(
         experiment="distorted-mnist", cell="R/FCN", settings={}
