@@ -555,6 +555,7 @@ def test_table_3():
     assert {(each.data.size, each.data.shown) for each in experiment.cells} == {(224, 224), (448, 224)}
     named = [name for claim in experiment.claims for pair in claim.pairs for name in pair]
     assert set(named) <= set(papers)
+    assert [claim.within for claim in experiment.claims] == [None, None, None, -1.8, 0.5]  # as they say
 
 
 def test_settings_are_a6s_or_the_departures_say_so():

@@ -303,6 +303,20 @@ def test_dropout_comes_in(numbers):
     assert one / third == pytest.approx(math.sqrt(4 / 3), rel=1e-4)
 
 
+@pytest.mark.parametrize("experiment", ["svhn", "svhn-augmented"])
+def test_what_is_set_anew_changes_where_a_run_is_stopped_for_it(experiment):
+    """Nowhere else, where nobody would notice; by the settings of the tables too, whose parts are no whole
+    numbers of steps."""
+    settings = EXPERIMENTS[experiment].settings
+    for made in (settings, dataclasses.replace(settings, schedule="cosine", stages=300, steps=3100)):
+        stops = {0, *engine.stops(made)}
+        before = None
+        for step in range(made.steps):
+            now = made.rate(step), made.dropped(step), step >= made.localiser_start
+            assert now == before or step in stops, step
+            before = now
+
+
 def test_a_run_whose_dropout_comes_in_goes_on_bit_for_bit(numbers):
     whole, stopped, other = (started("64px/ST-CNN Single", numbers, dropout_rise=16) for _ in range(3))
     for run, steps in ((whole, 4), (stopped, 2)):
