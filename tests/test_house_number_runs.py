@@ -129,6 +129,11 @@ def test_images_that_hardly_move_are_the_crops(size, numbers):
     found = house_number_runs.augmented(numbers.train.loose[:5], size, settings, RandomNumbers(0))
     wanted = house_numbers.normalised(numbers.train.of(size)[:5])
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+    # A run gives what moves the crops that have something beyond.
+    chosen = (RandomNumbers(0).uniform(4) * 24).long()
+    wanted = house_numbers.normalised(numbers.train.of(size)[chosen])
+    images = pixels_entering(started(f"{size}px/CNN", numbers, rotation=1e-6))
+    torch.testing.assert_close(images, wanted, rtol=0, atol=1e-4)
 
 
 def test_how_images_move():

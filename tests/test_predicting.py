@@ -132,7 +132,7 @@ def test_species(name, views, flock, capsys):
 
 def test_where_it_looks_is_drawn_on_the_picture(flock, monkeypatch):
     """As the network sees it, with each window where theta has it."""
-    settings = {"backbone": "efficientnet-lite0", "batch": 2, "steps": 1, "curve": 1}
+    settings = {"backbone": "efficientnet-lite0", "batch": 2, "steps": 1, "curve": 1, "share": 0.75}
     kept = checkpoints.load_weights(trained(flock, "448px/2xST-CNN", "birds", settings))
     kept.tensors["transformer.head.weight"].zero_()
     kept.tensors["transformer.head.bias"].copy_(torch.tensor([0.1, 0.2, -0.3, 0.0]))
@@ -141,7 +141,8 @@ def test_where_it_looks_is_drawn_on_the_picture(flock, monkeypatch):
     (axes,) = figure.axes
     best = answer.split(" (")[0]
     assert axes.get_xlabel() == f"mine.png\n{best}"
-    seen = Views(224).middle(photographs(flock.birds, "test", "cpu"), torch.zeros(1, dtype=torch.int64))[0]
+    views = Views(224, share=0.75)
+    seen = views.middle(photographs(flock.birds, "test", "cpu"), torch.zeros(1, dtype=torch.int64))[0]
     shown = torch.from_numpy(axes.images[0].get_array().copy()).permute(2, 0, 1)
     torch.testing.assert_close(shown.float(), seen, rtol=0, atol=0.51)
     middles = [torch.from_numpy(window.get_xy()[:4]).mean(0) for window in axes.patches]
@@ -156,6 +157,10 @@ def test_pictures_of_any_size_become_crops():
     columns = (torch.arange(64) + 0.5) / 64 * 100 - 0.5  # of the picture, in the middle of each of the crop
     away = (found.float() - 2.5 * columns).abs()
     assert away[:, :, 2:-2].max() <= 1.5
+    # Stripes finer than the crop's pixels, dark in the middle of each, are what they are on average.
+    stripes = (torch.arange(640) % 10 < 4).to(torch.uint8).mul(255).expand(3, 640, 640)
+    even = house_number_predictions.resized(stripes, 64)[:, :, 2:-2].float()
+    assert (even - 0.4 * 255).abs().max() < 8
     crop = torch.randint(256, (3, 64, 64), dtype=torch.uint8)
     assert torch.equal(house_number_predictions.resized(crop, 64), crop)
 
