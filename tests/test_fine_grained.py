@@ -61,7 +61,7 @@ def test_shapes(backbone, crops, size):
 
 def test_the_cnn_describes_the_whole_image(backbone):
     network = FineGrained(backbone).eval()
-    image = images(SIDE)
+    image = images(2 * SIDE)  # of one pixel of features the mean is as good as the most
     with torch.no_grad():
         descriptor = copy.deepcopy(backbone).eval()(image).mean((2, 3))
         torch.testing.assert_close(network(image), network.classifier(descriptor))
@@ -77,6 +77,15 @@ def test_layers_are_the_papers(backbone, crops):
     localiser = (1280 * 128 + 128) + (7 * 7 * 128 * 128 + 128) + (128 * 2 * crops + 2 * crops)
     expected = (crops + 1) * parameters(backbone) + localiser + crops * 1280 * 200 + 200
     assert parameters(network) == expected
+
+
+def test_the_localisers_own_layers_start_orthogonal(backbone):
+    """So that rectifiers pass on as much as they get, and theta depends on the image from the start."""
+    layers = FineGrained(backbone, crops=2, side=SIDE, size=SIDE).transformer.localiser.layers
+    for layer in (each for each in layers if hasattr(each, "weight")):
+        weight = layer.weight.detach().flatten(1)
+        torch.testing.assert_close(weight @ weight.T, 2 * torch.eye(128), rtol=0, atol=1e-4)
+        assert not layer.bias.any()
 
 
 @pytest.mark.parametrize("crops", [1, 2, 4])

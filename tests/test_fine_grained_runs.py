@@ -30,10 +30,10 @@ from spatial_transformer.experiments import (
 )
 from spatial_transformer.experiments.catalogue import EXPERIMENTS
 from spatial_transformer.experiments.checkpoints import Checkpoint
-from spatial_transformer.experiments.data import backbones, places
+from spatial_transformer.experiments.data import backbones, birds, places
 from spatial_transformer.experiments.data.bird_views import Views
 from spatial_transformer.experiments.efficientnet_lite import SCALES, Features
-from spatial_transformer.experiments.fine_grained_runs import BirdSet, FineGrainedRun, norms
+from spatial_transformer.experiments.fine_grained_runs import BirdSet, FineGrainedRun, load_set, norms
 from spatial_transformer.experiments.interrupts import Stopped
 from spatial_transformer.experiments.jobs import placed
 from spatial_transformer.experiments.lockstep import Lockstep
@@ -514,6 +514,21 @@ def test_a_stopped_run_is_continued(flock, backbone, monkeypatch, tmp_path):
     assert records.read(whole.record).curve == record.curve
 
 
+def test_it_says_where_birds_are_missing(tmp_path, monkeypatch):
+    """Records of a part would be taken for those of all."""
+    write_flock(tmp_path, species=3, each=4, trained=3)
+    said = list[str]()
+    load_set(tmp_path, say=said.append)
+    assert said[-1] == (
+        "this is not all of CUB-200-2011: 9 images to train on and 3 to test on, of 3 species, and 5,994, "
+        "5,794 and 200 as published"
+    )
+    monkeypatch.setattr(birds, "OFFICIAL", birds.Counts(12, 9, 3, 3))
+    said.clear()
+    load_set(tmp_path, say=said.append)
+    assert said == []
+
+
 def test_without_the_birds(tmp_path, capsys, random_weights):
     assert main(["train", "birds", "--data-dir", str(tmp_path)]) == 1
     said = capsys.readouterr().err
@@ -555,6 +570,7 @@ def test_table_3():
     assert {(each.data.size, each.data.shown) for each in experiment.cells} == {(224, 224), (448, 224)}
     named = [name for claim in experiment.claims for pair in claim.pairs for name in pair]
     assert set(named) <= set(papers)
+    assert [claim.within for claim in experiment.claims] == [None, None, None, -1.8, 0.5]  # as they say
 
 
 def test_settings_are_a6s_or_the_departures_say_so():
@@ -569,6 +585,7 @@ def test_settings_are_a6s_or_the_departures_say_so():
         f"smoothed by {settings.smoothing}, dropout {settings.dropout}:",
         f"of {100 * settings.least:.0f} to 100 % of the image's area",
         f"Momentum is {settings.momentum}",
+        f"the middle {settings.shape} of 7/8 of the shorter side",
     ):
         assert text in said
 

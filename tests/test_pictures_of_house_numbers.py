@@ -90,6 +90,15 @@ def test_without_the_images(folder, tmp_path, capsys, monkeypatch):
     assert "SVHN's test is not here" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("size", [64, 128])
+def test_crops_are_of_the_networks_size(folder, numbers, size):
+    one = trained(folder, "64px/ST-CNN Multi")
+    of_size = one.result._replace(cell=CELLS[f"{size}px/ST-CNN Multi"])
+    picture = pictures_of_house_numbers.cases(one._replace(result=of_size), numbers, None)
+    shown = picture.axes[0].images[0].get_array()
+    assert np.array_equal(shown, numbers.of(size)[0].permute(1, 2, 0))
+
+
 def test_which_numbers_are_shown(picture, numbers):
     """First the one that the CNN misreads and the other network reads."""
     order = [1, 0, 2, 3, 5, 6, 8, 9]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -131,7 +132,7 @@ def test_species(name, views, flock, capsys):
 
 def test_where_it_looks_is_drawn_on_the_picture(flock, monkeypatch):
     """As the network sees it, with each window where theta has it."""
-    settings = {"backbone": "efficientnet-lite0", "batch": 2, "steps": 1, "curve": 1}
+    settings = {"backbone": "efficientnet-lite0", "batch": 2, "steps": 1, "curve": 1, "share": 0.75}
     kept = checkpoints.load_weights(trained(flock, "448px/2xST-CNN", "birds", settings))
     kept.tensors["transformer.head.weight"].zero_()
     kept.tensors["transformer.head.bias"].copy_(torch.tensor([0.1, 0.2, -0.3, 0.0]))
@@ -140,7 +141,8 @@ def test_where_it_looks_is_drawn_on_the_picture(flock, monkeypatch):
     (axes,) = figure.axes
     best = answer.split(" (")[0]
     assert axes.get_xlabel() == f"mine.png\n{best}"
-    seen = Views(224).middle(photographs(flock.birds, "test", "cpu"), torch.zeros(1, dtype=torch.int64))[0]
+    views = Views(224, share=0.75)
+    seen = views.middle(photographs(flock.birds, "test", "cpu"), torch.zeros(1, dtype=torch.int64))[0]
     shown = torch.from_numpy(axes.images[0].get_array().copy()).permute(2, 0, 1)
     torch.testing.assert_close(shown.float(), seen, rtol=0, atol=0.51)
     middles = [torch.from_numpy(window.get_xy()[:4]).mean(0) for window in axes.patches]
@@ -155,6 +157,10 @@ def test_pictures_of_any_size_become_crops():
     columns = (torch.arange(64) + 0.5) / 64 * 100 - 0.5  # of the picture, in the middle of each of the crop
     away = (found.float() - 2.5 * columns).abs()
     assert away[:, :, 2:-2].max() <= 1.5
+    # Stripes finer than the crop's pixels, dark in the middle of each, are what they are on average.
+    stripes = (torch.arange(640) % 10 < 4).to(torch.uint8).mul(255).expand(3, 640, 640)
+    even = house_number_predictions.resized(stripes, 64)[:, :, 2:-2].float()
+    assert (even - 0.4 * 255).abs().max() < 8
     crop = torch.randint(256, (3, 64, 64), dtype=torch.uint8)
     assert torch.equal(house_number_predictions.resized(crop, 64), crop)
 
@@ -237,7 +243,15 @@ def test_what_cannot_be_predicted(numbers, capsys, tmp_path):
         return says("other.safetensors", path)
 
     assert "is of no known network: '32px/CNN'" in changed(cell="32px/CNN")
-    assert "does not fit 64px/CNN" in changed(settings=kept.settings | {"width": 0.03})
+    said = changed(settings=kept.settings | {"width": 0.03})
+    assert "does not fit 64px/CNN" in said
+    assert "size mismatch for layers" in said
+    assert len(said) < 400  # and not what does not fit in every layer
+    assert "other.safetensors is of no known network: width must be more than 0" in changed(
+        settings=kept.settings | {"width": -1.0}
+    )
+    broken = kept.tensors | {"places.bias": kept.tensors["places.bias"] * math.nan}
+    assert "other.safetensors is broken: it has weights that are no numbers" in changed(broken)
     assert "is of no known network" in changed(settings={"spin": 3})
     assert "is of distorted-mnist: there are predictions of svhn, svhn-augmented, birds alone" in changed(
         experiment="distorted-mnist", cell="R/FCN", settings={}

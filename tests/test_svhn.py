@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data_files import SVHN_ROWS, box, write_svhn
+from data_files import SVHN_ROWS, box, write_numbers, write_svhn
 
 from spatial_transformer.experiments.data import archives, places, svhn
 from spatial_transformer.experiments.data import caches as caching
@@ -503,6 +503,18 @@ def test_crops_can_be_written_to_without_touching_the_file(tmp_path):
     write_svhn(tmp_path / "train")
     load(tmp_path).loose.zero_()
     assert load(tmp_path).loose.max() > 0
+
+
+def test_it_says_where_a_split_is_not_whole(tmp_path, monkeypatch):
+    """Its records would be taken for SVHN's."""
+    write_numbers(tmp_path / "train", 4)
+    write_numbers(tmp_path / "test", 3, seed=1)
+    monkeypatch.setitem(svhn.OFFICIAL, "test", 3)
+    said = list[str]()
+    svhn.load_set(tmp_path, say=said.append)
+    assert [line for line in said if not line.startswith("cropping ")] == [
+        "this is not all of SVHN: train has 4 numbers, and 33,402 as published"
+    ]
 
 
 def test_the_validation_split():

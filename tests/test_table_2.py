@@ -130,6 +130,7 @@ def test_table_2():
     for name in ("svhn", "svhn-augmented"):
         experiment = EXPERIMENTS[name]
         assert all(sentence.endswith(".") for sentence in experiment.departures)
+        assert [claim.within for claim in experiment.claims] == [None, None, 0.3, 0.1]  # as their words say
         for what in ("omentum", "extra", "steps", "Dropout", "bfloat16"):
             assert any(what in sentence for sentence in experiment.departures), what
 

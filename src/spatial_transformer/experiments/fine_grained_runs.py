@@ -25,6 +25,7 @@ from .arguments import UsageError
 from .data import birds
 from .data.bird_views import Photographs, Views, blended, held_out, photographs
 from .data.birds import Birds
+from .data.fetch import Say, say
 from .efficientnet_lite import Features
 from .fine_grained import FineGrained
 from .interrupts import Stop, until_stopped
@@ -45,8 +46,17 @@ class BirdSet(NamedTuple):
     backbone: Callable[[str], Features]  # pretrained, by name; it is copied, and left as it is
 
 
-def load_set(data_dir: str | Path | None = None) -> BirdSet:
-    return BirdSet(TASK.data, birds.load(data_dir), functools.partial(pretrained, data_dir=data_dir))
+def load_set(data_dir: str | Path | None = None, *, say: Say = say) -> BirdSet:
+    """The birds; it is said where there are not as many as published."""
+    found = birds.load(data_dir, say=say)
+    given, published = found.counts(), birds.OFFICIAL
+    if given != published:
+        say(
+            f"this is not all of {TASK.data}: {given.train:,} images to train on and {given.test:,} to test "
+            f"on, of {given.classes:,} species, and {published.train:,}, {published.test:,} and "
+            f"{published.classes:,} as published"
+        )
+    return BirdSet(TASK.data, found, functools.partial(pretrained, data_dir=data_dir))
 
 
 @functools.cache

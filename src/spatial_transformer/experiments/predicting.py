@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ PREDICTS: dict[str, Predicts] = {
     "house numbers": house_number_predictions.predict,
     "birds": bird_predictions.predict,
 }
+
+MESSAGE = 240  # letters of why weights do not fit
 
 
 def add(commands: Any) -> None:
@@ -57,17 +60,21 @@ def run(given: argparse.Namespace) -> int:
     weights = checkpoints.load_weights(given.weights)
     try:
         cell = cell_of(weights)
-    except (LookupError, TypeError) as error:  # by other code
+    except (LookupError, TypeError, ValueError) as error:  # by other code
         raise CheckpointError(f"{given.weights} is of no known network: {error}") from error
     if cell.task.name not in PREDICTS:
         known = ", ".join(name for name, one in EXPERIMENTS.items() if one.task.name in PREDICTS)
         raise ValueError(f"{given.weights} is of {cell.experiment}: there are predictions of {known} alone")
+    if not all(bool(values.isfinite().all()) for values in weights.tensors.values()):
+        raise CheckpointError(f"{given.weights} is broken: it has weights that are no numbers")
     images = (opened(path) for path in given.images)  # as they are needed: photographs are large
     try:
         names = [path.name for path in given.images]
         answers, figure = PREDICTS[cell.task.name](cell, weights, images, names)
     except RuntimeError as error:
-        raise CheckpointError(f"{given.weights} does not fit {cell.name}: {error}") from error
+        # torch lists all weights, which are hundreds.
+        why = textwrap.shorten(str(error), MESSAGE, placeholder=" ...")
+        raise CheckpointError(f"{given.weights} does not fit {cell.name}: {why}") from error
     for path, answer in zip(given.images, answers, strict=True):
         print(f"{path}: {answer}")
     if figure is not None:

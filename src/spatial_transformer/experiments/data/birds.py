@@ -88,6 +88,11 @@ class Birds:
     names: list[str]
     classes: list[str]
 
+    def counts(self) -> Counts:
+        """How many there are."""
+        train = int(self.train.sum())
+        return Counts(len(self.names), train, len(self.names) - train, len(self.classes))
+
     def split(self, name: str) -> Tensor:
         """Which images are for "train", and which for "test". int64"""
         if name not in ("train", "test"):

@@ -139,6 +139,10 @@ EXPERIMENT = Experiment(
         "images, 30,000 steps, 0.1 and dropout 0.7 are Inception's.",
         "Training windows are of 65 to 100 % of the image's area and of sides up to 4 : 3, resized: A.6's "
         "are squares of 7/8 of the shorter side.",
+        "Tested on the middle square of 7/8 of the shorter side, of which A.6 says nothing. Where windows "
+        "leave the image they see grey, the mean of what the backbones were trained on.",
+        "Two windows of half the image's size cannot tile it: they start beside one another, at half its "
+        "height. The localiser's own layers start orthogonal, the last of them at 0.",
         "Momentum is 0.9: A.6 says SGD and no more. Weights decay by 1e-5.",
         "Batch norms take each batch's statistics and keep up running ones, on the birds.",
         "22 of the test images are in ImageNet's training set, which the backbone was trained on, as the "
