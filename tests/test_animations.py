@@ -50,6 +50,7 @@ def test_frames_in_which_lines_move_are_shown_longer():
     found = animations.paced(places)
     assert found == [6 * moving, still, moving, still, still, animations.LAST]
     assert still < moving < animations.LAST
+    assert animations.paced(places[:1]) == [animations.LAST]
 
 
 def test_a_frame_has_its_tiles_row_by_row():

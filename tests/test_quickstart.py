@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+from small_runs import never_stuck
 
 pytest.importorskip("filelock")
 pytest.importorskip("matplotlib")
@@ -26,9 +26,7 @@ COMMAND = ["quickstart", "--digits", "packaged"]
 def short(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = DigitSettings(steps=60, batch=32, learning_rate=0.05, parameters=100_000, curve=10)
-    experiment = quickstart.EXPERIMENTS[quickstart.EXPERIMENT]  # some dozen steps teach next to nothing
-    patient = dataclasses.replace(experiment, task=dataclasses.replace(experiment.task, stuck=None))
-    monkeypatch.setitem(quickstart.EXPERIMENTS, quickstart.EXPERIMENT, patient)
+    never_stuck(monkeypatch, quickstart.EXPERIMENT)
     monkeypatch.setitem(quickstart.SETTINGS, uci_digits.NAME, settings)
 
 

@@ -59,7 +59,9 @@ def paced(lines: Tensor) -> list[int]:
     lines: at each moment, in pixels. [moments, ...]
     """
     away = (lines[1:] - lines[:-1]).abs().flatten(1).amax(1)
-    return [6 * MOVING, *(MOVING if each > MOVED else STILL for each in away[:-1].tolist()), LAST]
+    durations = [6 * MOVING, *(MOVING if each > MOVED else STILL for each in away.tolist())]
+    durations[-1] = LAST
+    return durations
 
 
 def tile(image: Tensor, side: int = TILE) -> Any:

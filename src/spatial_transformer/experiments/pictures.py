@@ -50,11 +50,16 @@ class Trained(NamedTuple):
         return self.cell.paper if as_the_paper(self.cell).counts(self.result) else None
 
     @property
+    def run(self) -> str:
+        record = self.result.record
+        return f"{record.digits} {self.cell.name}, seed {record.seed}, {record.steps:,} steps"
+
+    @property
     def footer(self) -> str:
         record = self.result.record
         error = "failed" if record.error is None else f"test error {record.error:.2f} %"
         paper = "" if self.paper is None else f" (the paper's {self.paper:.1f} %)"
-        return f"{record.digits} {self.cell.name}, seed {record.seed}, {record.steps:,} steps: {error}{paper}"
+        return f"{self.run}: {error}{paper}"
 
 
 def error_of(run: Result) -> float:

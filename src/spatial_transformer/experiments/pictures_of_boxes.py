@@ -92,10 +92,10 @@ def boxes(one: Trained, images: Tensor, truth: Tensor) -> Any:
 
 def footer(one: Trained) -> str:
     """The run and its accuracy beside the paper's, as in the table."""
-    record = one.result.record
-    right = "failed" if record.error is None else f"{100 - record.error:.0f} % of the boxes right"
+    error = one.result.record.error
+    right = "failed" if error is None else f"{100 - error:.0f} % of the boxes right"
     paper = "" if one.paper is None else f" (the paper's {100 - one.paper:.0f} %)"
-    return f"{record.digits} {one.cell.name}, seed {record.seed}, {record.steps:,} steps: {right}{paper}"
+    return f"{one.run}: {right}{paper}"
 
 
 def animation(one: Trained, images: Tensor, truth: Tensor) -> tuple[list[Any], list[int]]:
