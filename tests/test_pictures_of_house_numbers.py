@@ -51,7 +51,7 @@ def folder(one_thread, tmp_path_factory):
 def record(name):
     return records.Record(
         experiment="svhn", cell=name, seed=0, status="done", reason=None, error=4.2, paper=CELLS[name].paper,
-        digits="SVHN", steps=40_000, seconds=9.0, device="a device", commit="0" * 40, date="2026-01-01",
+        digits="SVHN", steps=24_000, seconds=9.0, device="a device", commit="0" * 40, date="2026-01-01",
         versions={}, settings=dataclasses.asdict(EXPERIMENT.settings), parameters=1,
         curve=[records.Point(500, 1.5, 40.0)],
     )  # fmt: skip
@@ -108,7 +108,7 @@ def test_which_numbers_are_shown(picture, numbers):
     assert (
         said[0] == "Where the CNN is wrong and the ST-CNN Multi is right: 1 of 12 test images, and 7 others"
     )
-    assert said[1] == "SVHN 64px/ST-CNN Multi, seed 0, 40,000 steps: test error 4.20 % (the paper's 3.6 %)"
+    assert said[1] == "SVHN 64px/ST-CNN Multi, seed 0, 24,000 steps: test error 4.20 % (the paper's 3.6 %)"
     answers = [[text.get_text() for text in axes.texts] for axes in picture.axes[8:]]
     first = numbers.labels[1].clone()
     first[0] = (first[0] + 3) % 10
