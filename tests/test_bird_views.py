@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import dataclasses
 
 import pytest
@@ -94,6 +95,32 @@ def test_what_is_drawn_is_what_the_windows_say(four, augmentation):
         steps = (torch.arange(16) + 0.5) / 16 - 0.5
         place = windows.middle[:, axis, None] + steps * windows.extent[:, axis, None]
         torch.testing.assert_close(found, (place - 0.5) * 255 / (side - 1), rtol=0, atol=1.5)
+
+
+def test_windows_are_turned_about_their_middles(four):
+    """By as many degrees as are drawn, in pixels of the image, whatever the shape of the canvas; what lies in
+    the image is looked at, by the ramps."""
+    given, views = photographs(four, "train", "cpu"), Views(16, rotation=40.0)
+    chosen = torch.tensor([1] * 40)
+    seen = views.drawn(given, chosen, RandomNumbers(3))
+    random = RandomNumbers(3)
+    drawn = random.uniform(40, 5)
+    angle = math.radians(40) * (2 * random.uniform(40) - 1)
+    assert angle.abs().max() > math.radians(30)
+    middle, extent = views.windows_drawn(given.sizes[chosen], drawn)
+    steps = ((torch.arange(16) + 0.5) / 16 - 0.5).expand(40, 16, 16)
+    across = steps * extent[:, 0, None, None] * (1 - 2 * (drawn[:, 4] < 0.5).float())[:, None, None]
+    down = steps.mT * extent[:, 1, None, None]
+    cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
+    x = middle[:, 0, None, None] + cos * across - sin * down
+    y = middle[:, 1, None, None] + sin * across + cos * down
+    height, width = given.sizes[1].tolist()
+    margin = 1 + float(extent.max()) / 16  # a pixel of the view is smoothed over as many of the image
+    inside = (x > margin) & (x < width - margin) & (y > margin) & (y < height - margin)
+    assert 0.7 < inside.float().mean() < 1
+    for place, side, channel in ((x, width, 0), (y, height, 1)):
+        expected = (place - 0.5) * 255 / (side - 1)
+        torch.testing.assert_close(seen[:, channel][inside], expected[inside], rtol=0, atol=1.5)
 
 
 def test_windows_that_are_drawn_lie_in_the_image():

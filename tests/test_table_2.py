@@ -99,6 +99,7 @@ def test_there_are_no_other_digits_of_house_numbers(command, capsys):
         ({"weight_decay": "nan"}, "weight_decay must be at least 0"),
         ({"localiser_start": "-1"}, "localiser_start must be at least 0, got -1"),
         ({"dropout_rise": "-1"}, "dropout_rise must be at least 0, got -1"),
+        ({"rate_rise": "-1"}, "rate_rise must be at least 0, got -1"),
         ({"schedule": "sine"}, "schedule must be one of drops, cosine, got 'sine'"),
         ({"dropout": "1"}, "dropout must be some 16ths, at least 0 and less than 1, got 1.0"),
         ({"dropout": "0.3"}, "dropout must be some 16ths"),
@@ -138,8 +139,12 @@ def test_table_2():
 def test_the_departures_are_those_of_the_settings():
     for experiment in (EXPERIMENTS["svhn"], EXPERIMENTS["svhn-augmented"]):
         settings, said = experiment.settings, " ".join(experiment.departures)
-        assert f"{settings.steps:,} steps" in said
-        assert f"in {['no', 'one', 'two', 'three', 'four', 'five'][settings.stages]} stages" in said
+        number = ["no", "one", "two", "three", "four", "five"][settings.stages]
+        assert (
+            f"Stages of {settings.steps // settings.stages:,} steps and not 80,000, and the first {number}"
+            if experiment.name == "svhn"
+            else f"{settings.steps:,} steps in {number} stages"
+        ) in said
         assert f"do not learn in the first {settings.localiser_start:,} steps" in said
         assert f"rises to {house_numbers.DROPOUT} over the first {settings.dropout_rise:,} steps" in said
         rate, places = settings.learning_rate, house_numbers.DIGITS
@@ -158,12 +163,28 @@ def test_the_departures_are_those_of_the_settings():
 def test_the_papers_schedule_in_proportion():
     settings = EXPERIMENTS["svhn"].settings
     assert (settings.batch, settings.weight_decay, settings.localiser_rate) == (128, 0.0005, 0.1)
-    part = settings.steps // 5  # 80,000 of the paper's 400,000
-    rates = [settings.rate(step) for step in (0, part - 1, part, 5 * part - 1)]
+    part, whole = 8000, 40_000  # as 80,000 of the paper's 400,000
+    rates = [settings.rate(step) for step in (0, part - 1, part, settings.steps - 1)]
     # The loss is the mean of five: of their sum it is 0.008, and A.5 has 0.01.
-    assert rates == pytest.approx([0.04, 0.04, 0.004, 4e-6])
+    assert rates == pytest.approx([0.04, 0.04, 0.004, 4e-4])
+    # The first three of five stages: as far as it goes the rate is that of all of them.
+    all_five = settings.changed({"steps": str(whole), "stages": "5"})
+    assert all(settings.rate(step) == all_five.rate(step) for step in range(0, settings.steps, 100))
     assert not settings.moves
     assert EXPERIMENTS["svhn-augmented"].settings.moves
+
+
+@pytest.mark.parametrize("schedule", ["drops", "cosine"])
+def test_the_rate_comes_in(schedule):
+    given = {"schedule": schedule, "steps": "600", "stages": "3"}
+    whole = HouseNumberSettings().changed(given)
+    settings = HouseNumberSettings().changed({**given, "rate_rise": "160", "dropout_rise": "0"})
+    shares = [settings.rate(step) / whole.rate(step) for step in range(600)]
+    assert shares == pytest.approx([(min(step, 160) // 10 + 0.5) / 16 for step in range(160)] + [1.0] * 440)
+    # Where they change they are set anew.
+    changes = {step for step in range(1, 600) if settings.rate(step) != settings.rate(step - 1)}
+    assert changes <= settings.turns()
+    assert {*range(10, 161, 10)} <= settings.turns()
 
 
 def test_a_schedule_that_goes_down_as_a_cosine_does():

@@ -68,6 +68,7 @@ def test_the_rate_changes_where_a_run_is_stopped_for_it_and_nowhere_else(steps):
         ({"aspect": 0.5}, "aspect must be a number of at least 1, got 0.5"),
         ({"colour": 1.0}, "colour must be at least 0 and less than 1, got 1.0"),
         ({"blend": 0.6}, "blend must be from 0 to 0.5, got 0.6"),
+        ({"rotation": -1.0}, "rotation must be from 0 to 180, got -1.0"),
     ],
 )
 def test_settings_that_cannot_be(changed, message):
@@ -80,6 +81,9 @@ def test_settings_that_can_be():
     assert CHOICES["backbone"] == tuple(SCALES)
     assert CHOICES["layout"] == tuple(fine_grained_runs.LAYOUTS)
     assert fine_grained_runs.views_of(BirdSettings(), 32) == Views(32)
+    others = {"augmentation": "sampled", "least": 0.3, "aspect": 1.5, "rotation": 5.0, "colour": 0.1,
+              "share": 0.9, "shape": "image"}  # fmt: skip
+    assert fine_grained_runs.views_of(BirdSettings(**others), 32) == Views(32, **others)
     assert not any(" " in str(each) for known in CHOICES.values() for each in known)
     changed = BirdSettings().changed({"norms": "frozen", "least": "0.3", "views": "2", "held_out": "1200"})
     assert (changed.norms, changed.least, changed.views, changed.held_out) == ("frozen", 0.3, 2, 1200)
@@ -197,7 +201,8 @@ def test_table_3():
 def test_settings_are_a6s_or_the_departures_say_so():
     experiment = EXPERIMENTS["birds"]
     settings, said = experiment.settings, " ".join(experiment.departures)
-    assert (settings.localiser_rate, settings.weight_decay, settings.share) == (1e-4, 1e-5, 224 / 256)
+    assert (settings.localiser_rate, settings.share, settings.views) == (1e-4, 224 / 256, 2)
+    assert (settings.rotation, settings.blend) == (0, 0.5)
     assert (settings.classifier_rate, settings.backbone) == (5, "efficientnet-lite2")
     for text in (
         f"{settings.batch} images a step, {settings.steps:,} steps",
@@ -205,6 +210,9 @@ def test_settings_are_a6s_or_the_departures_say_so():
         f"in {settings.stages} stages, five-fold for the classifier",
         f"smoothed by {settings.smoothing}, dropout {settings.dropout}:",
         f"of {100 * settings.least:.0f} to 100 % of the image's area",
+        f"saturation change by up to {100 * settings.colour:.0f} %",
+        f"left out for up to {100 * settings.skipped:.0f} % of the images",
+        f"weights decay by {settings.weight_decay}",
         f"Momentum is {settings.momentum}",
         f"the middle {settings.shape} of 7/8 of the shorter side",
     ):

@@ -98,6 +98,7 @@ def views_of(settings: BirdSettings, size: int) -> Views:
         settings.augmentation,
         settings.least,
         settings.aspect,
+        settings.rotation,
         settings.colour,
         settings.share,
         settings.shape,

@@ -120,6 +120,8 @@ class Views:
     augmentation: of what is trained on. "resized": windows of ``least`` to all of the image's area and of
         sides up to ``aspect`` times as long one way as the other, as far as they fit, at any place;
         "sampled": as in A.6, squares of ``share`` of the shorter side at any place. Flipped every other time.
+    rotation: by up to so many degrees, either way, windows are turned when training; where they then leave the
+        image its border is repeated.
     colour: by how much of themselves brightness, contrast and saturation change when training, at most.
     share, shape: of what is tested on: the middle, a "square" of so much of the shorter side, or in the shape
         of the "image" with so much of each side, pressed into the square.
@@ -129,6 +131,7 @@ class Views:
     augmentation: str = "resized"
     least: float = 0.65
     aspect: float = 4 / 3
+    rotation: float = 0.0
     colour: float = 0.0
     share: float = SHARE
     shape: str = "square"
@@ -138,15 +141,18 @@ class Views:
     def drawn(self, given: Photographs, chosen: Tensor, random: RandomNumbers) -> Tensor:
         """Views to train on, of some images. float32 [N, 3, size, size] from 0 to 255"""
         drawn = random.uniform(len(chosen), 5)
-        turn = 1 - 2 * (drawn[:, 4] < 0.5).float()
-        views = self.cut(given, chosen, self.windows_drawn(given.sizes[chosen], drawn), turn)
+        mirror = 1 - 2 * (drawn[:, 4] < 0.5).float()
+        angle = None
+        if self.rotation:
+            angle = math.radians(self.rotation) * either_way(random, len(chosen))
+        views = self.cut(given, chosen, self.windows_drawn(given.sizes[chosen], drawn), mirror, angle)
         return coloured(views, self.colour, random) if self.colour else views
 
     def middle(self, given: Photographs, chosen: Tensor, *, mirrored: bool = False) -> Tensor:
         """Views to be tested on. float32 [N, 3, size, size] from 0 to 255"""
         windows = self.windows(given.sizes[chosen])
-        turn = torch.full_like(windows.middle[:, 0], -1.0 if mirrored else 1.0)
-        return self.cut(given, chosen, windows, turn)
+        mirror = torch.full_like(windows.middle[:, 0], -1.0 if mirrored else 1.0)
+        return self.cut(given, chosen, windows, mirror)
 
     def windows(self, sizes: Tensor) -> Windows:
         """Of the views to be tested on; sizes [N, 2] are heights and widths."""
@@ -166,14 +172,25 @@ class Views:
             extent = torch.minimum(sides, image)
         return Windows(drawn[:, 2:4] * (image - extent) + extent / 2, extent)
 
-    def cut(self, given: Photographs, chosen: Tensor, windows: Windows, turn: Tensor) -> Tensor:
-        """What windows show; turn [N]: -1 where it is to be mirrored."""
+    def cut(
+        self,
+        given: Photographs,
+        chosen: Tensor,
+        windows: Windows,
+        mirror: Tensor,
+        angle: Tensor | None = None,
+    ) -> Tensor:
+        """What windows show; mirror [N]: -1 where it is to be mirrored; angle [N]: by which they are turned about
+        their middles, in radians, from x to y."""
         height, width = given.canvas
         (x, y), (wide, high) = windows.middle.unbind(1), windows.extent.unbind(1)
-        zero = torch.zeros_like(turn)
+        # Of pixels of the image, for half a window along each of its axes.
+        right, down = mirror * wide, high
+        cos, sin = (torch.ones_like(x), torch.zeros_like(x)) if angle is None else (angle.cos(), angle.sin())
         theta = torch.stack(
-            [turn * wide / width, zero, 2 * x / width - 1, zero, high / height, 2 * y / height - 1], dim=1
-        )
+            [cos * right / width, -sin * down / width, 2 * x / width - 1,
+             sin * right / height, cos * down / height, 2 * y / height - 1], dim=1
+        )  # fmt: skip
         most = max(given.canvas) / self.size  # pixels of an image for one of a view
         return warp(
             given.gathered(chosen),

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 
 from ..spec import Claim, Data, Experiment, Model, Settings, Task, cosine
 
-RISES = (
-    16  # in so many parts dropout, some 16ths, comes in: all of them 256ths, as ``networks.dropped`` has it
-)
+# In so many parts dropout, some 16ths, comes in, all of them 256ths, as ``networks.dropped`` has it; and the
+# learning rate.
+RISES = 16
 
 SCHEDULES = ("drops", "cosine")
 
@@ -46,6 +46,7 @@ class HouseNumberSettings(Settings):
     learning_rate: float = 0.04  # of the mean of five losses; 0.008 of their sum
     stages: int = 3
     schedule: str = "drops"  # from stage to stage, by ``drop``; "cosine": as that goes down, which wants many
+    rate_rise: int = 0  # steps over which the learning rate comes in
     weight_decay: float = 0.0005
     localiser_rate: float = 0.1  # of the base learning rate
     localiser_start: int = 1000  # step from which on localisers learn
@@ -73,7 +74,7 @@ class HouseNumberSettings(Settings):
             raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {self.schedule!r}")
         if not 0 <= self.inversion <= 1:
             raise ValueError(f"inversion must be from 0 to 1, got {self.inversion}")
-        for name in ("localiser_start", "dropout_rise"):
+        for name in ("localiser_start", "dropout_rise", "rate_rise"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.extra not in (0, 1):
@@ -83,12 +84,17 @@ class HouseNumberSettings(Settings):
 
     def rate(self, step: int) -> float:
         if self.schedule == "cosine":
-            return self.learning_rate * cosine(step * self.stages // self.steps, self.stages)
-        return super().rate(step)
+            rate = self.learning_rate * cosine(step * self.stages // self.steps, self.stages)
+        else:
+            rate = super().rate(step)
+        if step >= self.rate_rise:
+            return rate
+        return rate * (step * RISES // self.rate_rise + 0.5) / RISES  # that of the middle of each part
 
     def turns(self) -> set[int]:
-        rises = {-(-part * self.dropout_rise // RISES) for part in range(1, RISES + 1)}
-        own = {self.localiser_start, *rises}
+        own = {self.localiser_start}
+        for rise in (self.dropout_rise, self.rate_rise):
+            own |= {-(-part * rise // RISES) for part in range(1, RISES + 1)}
         return super().turns() | {step for step in own if 0 < step < self.steps}
 
     def dropped(self, step: int) -> float:
