@@ -446,6 +446,23 @@ def test_a_run_stuck_at_chance_is_recorded_as_failed(digits, monkeypatch):
     assert record.reason == f"stuck at chance: {record.error:.1f} % of the answers are wrong"
 
 
+@pytest.mark.parametrize(("long", "ended"), [(7, 8), (3, 6), (30, 20)])
+def test_what_is_stuck_at_chance_does_not_go_on(digits, monkeypatch, long, ended):
+    """After so many steps, a quarter of all at least, at the next point of the curve."""
+    stuck_at(monkeypatch, 5.0)
+    monkeypatch.setattr(engine, "LONG", long)
+    (job,) = jobs("R/FCN", learning_rate=1e-9, steps=20, curve=10)
+    (record,) = engine.train([job], digits, CPU).records
+    assert (record.status, record.steps, record.curve[-1].step) == ("failed", ended, ended)
+    assert not job.checkpoint.exists()
+    if ended < 20:
+        wrong = record.curve[-1].error
+        assert record.reason == (
+            f"stuck at chance: {wrong:.1f} % of the answers are wrong in training after {ended} steps"
+        )
+        assert record.error is None
+
+
 def test_a_checkpoint_older_than_a_setting_has_its_default(digits):
     (job,) = jobs("R/FCN")
     engine.train([job], digits, CPU, stop=lambda: True)

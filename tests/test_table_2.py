@@ -139,18 +139,18 @@ def test_table_2():
 def test_the_departures_are_those_of_the_settings():
     for experiment in (EXPERIMENTS["svhn"], EXPERIMENTS["svhn-augmented"]):
         settings, said = experiment.settings, " ".join(experiment.departures)
-        number = ["no", "one", "two", "three", "four", "five"][settings.stages]
-        assert (
-            f"Stages of {settings.steps // settings.stages:,} steps and not 80,000, and the first {number}"
-            if experiment.name == "svhn"
-            else f"{settings.steps:,} steps in {number} stages"
-        ) in said
         assert f"do not learn in the first {settings.localiser_start:,} steps" in said
-        assert f"rises to {house_numbers.DROPOUT} over the first {settings.dropout_rise:,} steps" in said
+        assert f"Dropout rises over the first {settings.dropout_rise:,} steps" in said
         rate, places = settings.learning_rate, house_numbers.DIGITS
         assert f"learning rate of {rate}; of their sum that is {rate / places}" in said
         assert f"Momentum is {settings.momentum}" in said
         assert f"a deviation of {house_numbers.DEVIATION:.0f} of 255 levels" in said
+    paper, said_of_it = EXPERIMENTS["svhn"].settings, " ".join(EXPERIMENTS["svhn"].departures)
+    assert (paper.dropout, paper.stages, paper.schedule) == (0.5, 3, "drops")
+    assert f"Stages of {paper.steps // 3:,} steps and not 80,000, and the first three of five" in said_of_it
+    assert f"{settings.steps:,} steps, at a learning rate that goes down as a {settings.schedule}" in said
+    assert f"in {settings.stages} stages and comes in over the first {settings.rate_rise} steps" in said
+    assert f"dropout is {settings.dropout}." in said
     for what, most in (
         ("turned by up to", f"{settings.rotation:.0f} degrees"),
         ("scaled by up to", f"{100 * settings.scaling:.0f} %"),

@@ -32,6 +32,9 @@ from .tasks import Dataset
 
 SAVE_EVERY = 30.0  # seconds
 PATIENCE = 0.5  # seconds between looks at the clock
+# What is at chance in training after a quarter of its steps, and so many, does not learn any more: it is
+# where no gradient leads out, as after first steps that were too large.
+LONG = 5000
 
 
 class Training:
@@ -107,6 +110,13 @@ class Training:
                 self.failure = f"the loss is {loss} after {step:,} steps"
                 return
             self.curve.append(Point(step, loss, error))
+            stuck = self.job.cell.task.stuck
+            if stuck is not None and error > stuck and step >= max(LONG, self.settings.steps / 4):
+                self.failure = (
+                    f"stuck at chance: {error:.1f} % of the answers are wrong in training after "
+                    f"{step:,} steps"
+                )
+                return
         if step in probes.moments(self.settings.steps):
             self.watch()
 

@@ -120,8 +120,8 @@ class Views:
     augmentation: of what is trained on. "resized": windows of ``least`` to all of the image's area and of
         sides up to ``aspect`` times as long one way as the other, as far as they fit, at any place;
         "sampled": as in A.6, squares of ``share`` of the shorter side at any place. Flipped every other time.
-    rotation: by up to so many degrees, either way, windows are turned when training; where they then leave the
-        image its border is repeated.
+    rotation: by up to so many degrees, either way, windows are turned when training; where they leave the
+        image then, its border is repeated.
     colour: by how much of themselves brightness, contrast and saturation change when training, at most.
     share, shape: of what is tested on: the middle, a "square" of so much of the shorter side, or in the shape
         of the "image" with so much of each side, pressed into the square.
@@ -180,8 +180,8 @@ class Views:
         mirror: Tensor,
         angle: Tensor | None = None,
     ) -> Tensor:
-        """What windows show; mirror [N]: -1 where it is to be mirrored; angle [N]: by which they are turned about
-        their middles, in radians, from x to y."""
+        """What windows show; mirror [N]: -1 where it is to be mirrored; angle [N]: by which they are turned
+        about their middles, in radians, from x to y."""
         height, width = given.canvas
         (x, y), (wide, high) = windows.middle.unbind(1), windows.extent.unbind(1)
         # Of pixels of the image, for half a window along each of its axes.

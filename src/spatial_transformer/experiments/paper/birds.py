@@ -140,13 +140,15 @@ EXPERIMENT = Experiment(
         "64 images a step, 6,000 steps, a learning rate of 0.01 that goes down as a cosine after a short "
         "rise, in 300 stages, five-fold for the classifier, labels smoothed by 0.1, dropout 0.4: A.6's 256 "
         "images, 30,000 steps, 0.1 and dropout 0.7 are Inception's.",
-        "Against learning 30 images of each species by heart, and chosen on training images held out: training "
-        "windows are of 35 to 100 % of the image's area and of sides up to 4 : 3, resized (A.6's are squares of "
-        "7/8 of the shorter side); brightness, contrast and saturation change by up to 30 %; each image is "
-        "blended with another, up to half and half, and their losses likewise (mixup); blocks of the backbones "
-        "are left out for up to 10 % of the images (stochastic depth); weights decay by 0.0005.",
+        "Against learning 30 images of each species by heart, and chosen on training images held out: "
+        "training windows are of 35 to 100 % of the image's area and of sides up to 4 : 3, resized (A.6's "
+        "are squares of 7/8 of the shorter side); brightness, contrast and saturation change by up to 30 %; "
+        "each image is blended with another, up to half and half, and their losses likewise (mixup); blocks "
+        "of the backbones are left out for up to 10 % of the images (stochastic depth); weights decay by "
+        "0.0005.",
         "Tested on the middle square of 7/8 of the shorter side and on its mirror image, of which A.6 says "
-        "nothing. Where windows leave the image they see grey, the mean of what the backbones were trained on.",
+        "nothing. Where windows leave the image they see grey, the mean of what the backbones were trained "
+        "on.",
         "Two windows of half the image's size cannot tile it: they start beside one another, at half its "
         "height. The localiser's own layers start orthogonal, the last of them at 0.",
         "Momentum is 0.9: A.6 says SGD and no more.",

@@ -153,8 +153,8 @@ DEPARTURES = (
     "Trained on the 33,401 numbers of train with up to five digits: the 202,353 extra ones, which the "
     "paper's networks saw besides, could not be had (who has them trains on them by extra=1).",
     "Momentum is 0.9; the text says SGD and no more.",
-    "Dropout rises to 0.5 over the first 3,000 steps: with all of it random layers give next to nothing of "
-    "an image, and networks learn nothing for thousands of steps (dropout_rise=0: as in the text).",
+    "Dropout rises over the first 3,000 steps: with all of it random layers give next to nothing of an "
+    "image, and networks learn nothing for thousands of steps (dropout_rise=0: as in the text).",
     "Localisers do not learn in the first 1,000 steps: while a network knows no more than how often each "
     "class is, blank images suit it best, and transformers look away (localiser_start=0: as in the text).",
     "Images are less their own mean, over a deviation of 32 of 255 levels; what the text leaves out is that "
@@ -181,9 +181,9 @@ EXPERIMENT = Experiment(
         for size, error in zip(SIZES, row, strict=True)
     },
     departures=(
-        "Stages of 8,000 steps and not 80,000, and the first three of five: with seven times fewer images 92 "
-        "passes through them and not 217. At a thousandth of the learning rate and less, that of the last two, "
-        "nothing moves: all five are in the records at 64 px, seed 0 (steps=40000 stages=5).",
+        "Stages of 8,000 steps and not 80,000, and the first three of five: with seven times fewer images "
+        "92 passes through them and not 217. At a thousandth of the learning rate and less, that of the "
+        "last two, nothing moves: all five are in the records at 64 px, seed 0 (steps=40000 stages=5).",
         *DEPARTURES,
     ),
     task=TASK,
@@ -204,11 +204,22 @@ AUGMENTED = Experiment(
         "each of its axes scaled by up to 15 %, it is moved by up to 8 % of its side, and its contrast "
         "changed by up to 20 %, anew in every batch; at 64 px what comes in at the borders is of the looser "
         "crop.",
-        "24,000 steps in three stages, as in the other table.",
+        "40,000 steps, at a learning rate that goes down as a cosine in 200 stages and comes in over the "
+        "first 500 steps; dropout is 0.25, which beside augmentation is better than 0.5 on images held out.",
         *DEPARTURES,
     ),
     task=TASK,
-    settings=HouseNumberSettings(rotation=10.0, scaling=0.15, shift=0.08, contrast=0.2),
+    settings=HouseNumberSettings(
+        steps=40_000,
+        stages=200,
+        schedule="cosine",
+        rate_rise=500,
+        dropout=0.25,
+        rotation=10.0,
+        scaling=0.15,
+        shift=0.08,
+        contrast=0.2,
+    ),
     claims=CLAIMS,
     measures=MEASURES,
 )
