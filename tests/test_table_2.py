@@ -150,7 +150,7 @@ def test_the_departures_are_those_of_the_settings():
     assert f"Stages of {paper.steps // 3:,} steps and not 80,000, and the first three of five" in said_of_it
     assert f"{settings.steps:,} steps, at a learning rate that goes down as a {settings.schedule}" in said
     assert f"in {settings.stages} stages and comes in over the first {settings.rate_rise} steps" in said
-    assert f"dropout is {settings.dropout}." in said
+    assert f"dropout is {settings.dropout}, which" in said
     for what, most in (
         ("turned by up to", f"{settings.rotation:.0f} degrees"),
         ("scaled by up to", f"{100 * settings.scaling:.0f} %"),
