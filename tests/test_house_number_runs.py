@@ -393,6 +393,45 @@ def test_a_test_can_be_stopped(numbers, monkeypatch):
     assert run.tested(counted(4)).error == run.tested().error
 
 
+@pytest.mark.parametrize("name", ["64px/CNN", "128px/ST-CNN Multi"])
+def test_test_images_are_judged_by_several_views(name, numbers, monkeypatch):
+    """As they are, and moved as in training, out of the looser crops; always in the same way."""
+    monkeypatch.setattr(house_number_runs, "AT_ONCE", 4)
+    run = unlike(started(name, numbers, views=3, rotation=20.0, shift=0.2))
+    with torch.no_grad():
+        run.network.places.weight *= 50  # or all chances would be alike
+    random, size, expected = RandomNumbers(house_number_runs.VIEWED), run.cell.data.size, []
+    for start in range(0, 10, 4):
+        loose = numbers.test.loose[start : start + 4]
+        views = [numbers.test.of(size)[start : start + 4].float()]
+        for _ in range(2):
+            theta = house_number_runs.moves(len(loose), run.settings, random, of_the_whole=size / 128)
+            views.append(
+                st.warp(
+                    loose.float(), theta, st.Affine(), size=(size, size), padding="border", impl="reference"
+                )
+            )
+        with torch.no_grad():
+            chances = [run.network(house_numbers.normalised(view)).softmax(2) for view in views]
+        expected.append(sum(chances) / 3)
+        assert (chances[0] - chances[1]).abs().max() > 1e-2
+    random = RandomNumbers(house_number_runs.VIEWED)
+    with torch.no_grad():
+        found = [
+            house_number_runs.judged(run.network, run.cell, numbers.test.loose[start : start + 4], random)[0]
+            for start in range(0, 10, 4)
+        ]
+    torch.testing.assert_close(torch.cat(found), torch.cat(expected), rtol=1e-4, atol=1e-5)
+    tested = run.tested()
+    assert torch.equal(tested.predictions, torch.cat(found).argmax(2))
+    assert torch.equal(run.tested().predictions, tested.predictions)
+    assert run.first_images(2).shape == (2, 3, size, size)
+    torch.testing.assert_close(run.first_images(2), house_numbers.normalised(numbers.test.of(size)[:2]))
+    with torch.no_grad():
+        theta = run.network.theta(house_numbers.normalised(numbers.test.of(size)))
+    torch.testing.assert_close(tested.theta, theta, rtol=1e-4, atol=1e-5)  # of images as they are
+
+
 @pytest.mark.parametrize("name", ["64px/CNN", "64px/ST-CNN Multi"])
 def test_the_error_is_that_of_the_test_images(name, numbers, monkeypatch):
     monkeypatch.setattr(house_number_runs, "AT_ONCE", 4)  # the last part is smaller

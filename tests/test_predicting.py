@@ -103,6 +103,19 @@ def test_the_command(name, numbers, capsys):
     assert drawn.exists() == ("ST" in name)
 
 
+def test_a_number_is_judged_by_as_many_views_as_when_it_was_tested(numbers, monkeypatch):
+    weights = trained(numbers, "128px/CNN", settings=TINY | {"views": 4, "shift": 0.3})
+    views = []
+
+    def moved(pixels, size, settings, random):
+        views.append((tuple(pixels.shape), size, settings.shift))
+        return pixels.float()
+
+    monkeypatch.setattr(house_number_runs, "moved", moved)
+    assert main(["predict", str(weights), picture(numbers.test.loose[0], "one.png")]) == 0
+    assert views == [((1, 3, 128, 128), 128, 0.3)] * 3
+
+
 @pytest.mark.parametrize(("name", "views"), [("448px/2xST-CNN", 1), ("224px/CNN", 2)])
 def test_species(name, views, flock, capsys):
     settings = {"backbone": "efficientnet-lite0", "batch": 2, "steps": 1, "curve": 1, "views": views}

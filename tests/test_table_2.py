@@ -106,6 +106,8 @@ def test_there_are_no_other_digits_of_house_numbers(command, capsys):
         ({"dropout": "nan"}, "dropout must be some 16ths"),
         ({"inversion": "1.1"}, "inversion must be from 0 to 1, got 1.1"),
         ({"tint": "-1"}, "tint must be at least 0"),
+        ({"views": "0"}, "views must be 1, or more where images are moved"),
+        ({"views": "2"}, "(rotation, scaling, shift), got 2"),
         ({"extra": "2"}, "extra must be 0 or 1, got 2"),
         ({"width": "0"}, "width must be more than 0 and at most 8, got 0.0"),
         ({"batch": "0"}, "batch must be at least 1, got 0"),
@@ -149,7 +151,7 @@ def test_the_departures_are_those_of_the_settings():
     assert (paper.dropout, paper.stages, paper.schedule) == (0.5, 3, "drops")
     assert f"Stages of {paper.steps // 3:,} steps and not 80,000, and the first three of five" in said_of_it
     assert f"{settings.steps:,} steps, at a learning rate that goes down as a {settings.schedule}" in said
-    assert f"in {settings.stages} stages and comes in over the first {settings.rate_rise} steps" in said
+    assert f"in {settings.stages} stages and comes in over the first {settings.rate_rise:,} steps" in said
     assert f"dropout is {settings.dropout}, which" in said
     for what, most in (
         ("turned by up to", f"{settings.rotation:.0f} degrees"),

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from ..families import Affine
 from ..sampling import warp
-from . import house_number_runs, house_numbers
+from . import house_number_runs
 from .checkpoints import Weights
+from .data.random_numbers import RandomNumbers
 from .figures import DRAWN, INK, entitle, shortened
+from .house_number_runs import VIEWED
 from .pictures_of_house_numbers import looks, written
 from .spec import Cell
 
@@ -31,8 +33,8 @@ def predict(
     for image in images:  # one by one: they may be many, and large
         crop = resized(image, cell.data.size)[None]
         with torch.no_grad():
-            scores, theta = network(house_numbers.normalised(crop), return_theta=True)
-        likely, (number,) = scores.softmax(2).max(2)
+            chances, theta = house_number_runs.judged(network, cell, crop, RandomNumbers(VIEWED))
+        likely, (number,) = chances.max(2)
         answers.append(f"{written(number) or 'no number'} ({100 * float(likely.prod()):.0f} % sure)")
         numbers.append(number)
         pixels.append(crop)

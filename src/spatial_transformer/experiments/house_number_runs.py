@@ -27,6 +27,7 @@ from .runs import Descent, Tested, tensor_cores
 from .spec import Cell
 
 AT_ONCE = 256  # test images
+VIEWED = 0  # seed of how test images are moved
 LOOKED_AT = "looked at"
 LOCALISERS = "transformers."  # how the names of their parameters begin
 
@@ -87,7 +88,7 @@ class HouseNumberRun(Descent):
             trained = torch.cat([trained, torch.arange(len(train.labels), len(self.labels))])
         # Which of these are trained on, and which test images are tested on.
         self.train_numbers, self.test_numbers = trained.to(self.device), tested.to(self.device)
-        self.test_images = test.of(cell.data.size).to(self.device)
+        self.test_images = test.of(LOOSE if settings.views > 1 else cell.data.size).to(self.device)
         self.test_labels = test.labels.to(self.device)
 
     def step(self) -> None:
@@ -119,19 +120,20 @@ class HouseNumberRun(Descent):
     @torch.no_grad()
     def tested(self, stop: Stop = lambda: False) -> Tested:
         """The network put to the test images, once."""
-        parts = []
+        parts, random = [], RandomNumbers(VIEWED, device=self.device)
         for numbers in until_stopped(self.test_numbers.split(AT_ONCE), stop):
-            images = house_numbers.normalised(self.test_images[numbers])
             with tensor_cores(False):
-                parts.append(self.network(images, return_theta=True))
-        scores, theta = (torch.cat(many) for many in zip(*parts, strict=True))
-        misread = int(house_numbers.wrong(scores, self.test_labels[self.test_numbers]).sum())
+                parts.append(judged(self.network, self.cell, self.test_images[numbers], random))
+        chances, theta = (torch.cat(many) for many in zip(*parts, strict=True))
+        misread = int(house_numbers.wrong(chances, self.test_labels[self.test_numbers]).sum())
         measures = {LOOKED_AT: looked_at(theta)} if theta.shape[1] else {}
-        return Tested(100 * misread / len(scores), scores.argmax(2), theta, measures)
+        return Tested(100 * misread / len(chances), chances.argmax(2), theta, measures)
 
     def first_images(self, count: int) -> Tensor:
         """The first test images, as the network takes them. [count at most, 3, size, size]"""
-        return house_numbers.normalised(self.test_images[self.test_numbers[:count]])
+        return house_numbers.normalised(
+            middle(self.test_images[self.test_numbers[:count]], self.cell.data.size)
+        )
 
     @torch.no_grad()
     def theta(self, images: Tensor) -> Tensor:
@@ -141,14 +143,37 @@ class HouseNumberRun(Descent):
         return theta
 
 
+def judged(
+    network: house_numbers.Network, cell: Cell, pixels: Tensor, random: RandomNumbers
+) -> tuple[Tensor, Tensor]:
+    """The chances that a network gives each class at each place of some images, uint8 [N, 3, ...] of its size
+    or larger, by as many views as the settings say; and its theta of them as they are.
+
+    [N, 5, 11], [N, transformers * 6]
+    """
+    settings, size = cell.settings, cell.data.size
+    assert isinstance(settings, HouseNumberSettings)
+    scores, theta = network(house_numbers.normalised(middle(pixels, size)), return_theta=True)
+    chances = scores.softmax(2)
+    for _ in range(settings.views - 1):
+        view = house_numbers.normalised(moved(pixels, size, settings, random))
+        chances = chances + network(view).softmax(2)
+    return chances / settings.views, theta
+
+
+def middle(pixels: Tensor, size: int) -> Tensor:
+    """What the tighter crops are of the looser ones. [N, 3, size, size]"""
+    edge = (pixels.shape[-1] - size) // 2
+    return pixels[:, :, edge : edge + size, edge : edge + size]
+
+
 def augmented(pixels: Tensor, size: int, settings: HouseNumberSettings, random: RandomNumbers) -> Tensor:
     """Images as a network is trained on them: uint8 [N, 3, size or LOOSE, ...] -> [N, 3, size, size].
 
     Moved images are read off the looser crops, of which the tighter are the middle.
     """
     if settings.moves:
-        theta = moves(len(pixels), settings, random, of_the_whole=size / LOOSE)
-        pixels = warp(pixels.to(torch.float32), theta, Affine(), size=(size, size), padding="border")
+        pixels = moved(pixels, size, settings, random)
     images = house_numbers.normalised(pixels)
     # What is less its mean turns to its negative, its contrast and its colours change, by factors alone.
     if settings.contrast:
@@ -158,6 +183,13 @@ def augmented(pixels: Tensor, size: int, settings: HouseNumberSettings, random: 
     if settings.inversion:
         images = torch.where(random.uniform(len(images), 1, 1, 1) < settings.inversion, -images, images)
     return images
+
+
+def moved(pixels: Tensor, size: int, settings: HouseNumberSettings, random: RandomNumbers) -> Tensor:
+    """Crops of that size about the middle of images of it or larger, turned, scaled and shifted at random.
+    float32 [N, 3, size, size]"""
+    theta = moves(len(pixels), settings, random, of_the_whole=size / pixels.shape[-1])
+    return warp(pixels.to(torch.float32), theta, Affine(), size=(size, size), padding="border")
 
 
 def moves(count: int, settings: HouseNumberSettings, random: RandomNumbers, *, of_the_whole: float) -> Tensor:

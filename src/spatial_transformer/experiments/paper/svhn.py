@@ -62,6 +62,7 @@ class HouseNumberSettings(Settings):
     contrast: float = 0.0
     tint: float = 0.0
     inversion: float = 0.0  # share of images that turn to their negatives
+    views: int = 1  # that a test image is judged by: itself, and others of it that are moved as in training
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,6 +78,10 @@ class HouseNumberSettings(Settings):
         for name in ("localiser_start", "dropout_rise", "rate_rise"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.views < 1 or (self.views > 1 and not self.moves):
+            raise ValueError(
+                f"views must be 1, or more where images are moved (rotation, scaling, shift), got {self.views}"
+            )
         if self.extra not in (0, 1):
             raise ValueError(f"extra must be 0 or 1, got {self.extra}")
         if not 0 < self.width <= 8:
@@ -205,7 +210,7 @@ AUGMENTED = Experiment(
         "changed by up to 20 %, anew in every batch; at 64 px what comes in at the borders is of the looser "
         "crop.",
         "40,000 steps, at a learning rate that goes down as a cosine in 200 stages and comes in over the "
-        "first 500 steps; dropout is 0.25, which beside augmentation is better than 0.5 on images held out.",
+        "first 1,000 steps; dropout is 0.25, which beside augmentation is better than 0.5 on images held out.",
         *DEPARTURES,
     ),
     task=TASK,
@@ -213,7 +218,7 @@ AUGMENTED = Experiment(
         steps=40_000,
         stages=200,
         schedule="cosine",
-        rate_rise=500,
+        rate_rise=1000,
         dropout=0.25,
         rotation=10.0,
         scaling=0.15,
