@@ -80,7 +80,8 @@ class HouseNumberSettings(Settings):
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.views < 1 or (self.views > 1 and not self.moves):
             raise ValueError(
-                f"views must be 1, or more where images are moved (rotation, scaling, shift), got {self.views}"
+                "views must be 1, or more where images are moved (rotation, scaling, shift), got "
+                f"{self.views}"
             )
         if self.extra not in (0, 1):
             raise ValueError(f"extra must be 0 or 1, got {self.extra}")
@@ -210,7 +211,8 @@ AUGMENTED = Experiment(
         "changed by up to 20 %, anew in every batch; at 64 px what comes in at the borders is of the looser "
         "crop.",
         "40,000 steps, at a learning rate that goes down as a cosine in 200 stages and comes in over the "
-        "first 1,000 steps; dropout is 0.25, which beside augmentation is better than 0.5 on images held out.",
+        "first 1,000 steps; dropout is 0.25, which beside augmentation is better than 0.5 on images held "
+        "out.",
         *DEPARTURES,
     ),
     task=TASK,
