@@ -186,7 +186,8 @@ class Experiment:
     left_out: tuple[str, ...] = ()  # of all rows and columns, the names of cells that it does not have
     task: Task = DIGITS
     settings: Settings = DigitSettings()
-    own_settings: Mapping[str, Settings] = dataclasses.field(default_factory=dict)  # of some models, by name
+    # Of some rows, by the name of the model, or columns, by the kind of data; rows come first.
+    own_settings: Mapping[str, Settings] = dataclasses.field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
     # Pairs of names of cells, of which it is said by how many points the second errs less than the first.
     gains: tuple[tuple[str, str], ...] = ()
@@ -197,19 +198,21 @@ class Experiment:
     quoted: Mapping[str, tuple[float | None, ...]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if unknown := set(self.own_settings) - {model.name for model in self.models}:
-            raise ValueError(f"{self.name} has no model {min(unknown)}, whose own settings are given")
+        known = {model.name for model in self.models} | {data.kind for data in self.data}
+        if unknown := set(self.own_settings) - known:
+            raise ValueError(f"{self.name} has no model or data {min(unknown)}, whose own settings are given")
         if unknown := {name for pair in self.gains for name in pair} - {cell.name for cell in self.cells}:
             raise ValueError(f"{self.name} has no cell {min(unknown)}, whose gain is asked for")
 
     @property
     def cells(self) -> list[Cell]:
         return [
-            Cell(self.name, model, data, self.settings_of(model), self.paper.get(name), self.task)
+            Cell(self.name, model, data, self.settings_of(model, data), self.paper.get(name), self.task)
             for data in self.data
             for model in self.models
             if (name := f"{data.kind}/{model.name}") not in self.left_out
         ]
 
-    def settings_of(self, model: Model) -> Settings:
-        return self.own_settings.get(model.name, self.settings)
+    def settings_of(self, model: Model, data: Data) -> Settings:
+        names = [name for name in (model.name, data.kind) if name in self.own_settings]
+        return self.own_settings[names[0]] if names else self.settings

@@ -89,9 +89,9 @@ def epilog() -> str:
     lines = ["settings and what they are if not given:"]
     for experiment in EXPERIMENTS.values():
         known = ", ".join(f"{name}={value}" for name, value in vars(experiment.settings).items())
-        for model, settings in experiment.own_settings.items():
+        for name, settings in experiment.own_settings.items():
             own = dict(vars(settings).items() - vars(experiment.settings).items())
-            known += f"; {model}: {results.assigned(own)}"
+            known += f"; {name}: {results.assigned(own)}"
         lines += textwrap.wrap(
             f"{experiment.name}: {known}", 100, initial_indent="  ", subsequent_indent="    "
         )
