@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from data_files import write_numbers
 from small_runs import counted, never_stuck
 
@@ -40,7 +41,7 @@ TINY = {
     "width": 0.03, "batch": 4, "steps": 6, "curve": 3, "localiser_start": 0, "dropout_rise": 0,
     "learning_rate": 0.01,
 }  # fmt: skip
-MOVED = {"rotation": 10.0, "scaling": 0.15, "shift": 0.08, "contrast": 0.2}
+MOVED = {"rotation": 10.0, "scaling": 0.15, "shift": 0.08, "elastic": 0.02, "contrast": 0.2}
 CELLS = {cell.name: cell for cell in EXPERIMENTS["svhn"].cells}
 
 
@@ -166,6 +167,30 @@ def test_how_images_move():
     assert (lengths[:, 0] - lengths[:, 1]).abs().max() < 1e-5
     scaled = house_number_runs.moves(100, HouseNumberSettings(scaling=0.5), RandomNumbers(3), of_the_whole=1)
     assert (scaled[:, 0] - scaled[:, 4]).abs().max() > 0.3
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_how_images_bend(size, numbers):
+    """Each of 4 x 4 points lies where the other moves have it, and beside it by up to what is asked for."""
+    settings = HouseNumberSettings(rotation=20.0, shift=0.1, elastic=0.05)
+    loose, random = numbers.train.loose.repeat(20, 1, 1, 1), RandomNumbers(5)
+    theta = house_number_runs.moves(len(loose), settings, random, of_the_whole=size / 128)
+    at = torch.linspace(-1, 1, 4)
+    lattice = torch.stack([at.repeat(4), at.repeat_interleave(4)], dim=1)  # row after row, (x, y)
+    stiff = torch.einsum("nij,kj->nki", theta.unflatten(1, (2, 3)), F.pad(lattice, (0, 1), value=1.0))
+    points = house_number_runs.bent(theta, settings.elastic * size / 128, random).unflatten(1, (16, 2))
+    off = (points - stiff) / (2 * size / 128)  # of the sides of the crops
+    assert (off.abs() <= 0.05001).all()
+    assert (off.amax(0) > 0.048).all()
+    assert (off.amin(0) < -0.048).all()
+    assert off.mean().abs() < 0.002
+    found = house_number_runs.augmented(loose[:6], size, settings, RandomNumbers(5))
+    random = RandomNumbers(5)
+    theta = house_number_runs.moves(6, settings, random, of_the_whole=size / 128)
+    theta = house_number_runs.bent(theta, settings.elastic * size / 128, random)
+    spline = st.ThinPlateSpline((4, 4))
+    seen = st.warp(loose[:6].float(), theta, spline, size=(size, size), padding="border", impl="reference")
+    torch.testing.assert_close(found, house_numbers.normalised(seen), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("size", [64, 128])

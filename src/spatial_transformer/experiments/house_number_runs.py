@@ -8,12 +8,15 @@ steps are float32.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 from torch import Tensor
 
+from ..control_points import ThinPlateSpline
 from ..families import Affine
+from ..family import Family
 from ..sampling import warp
 from . import house_numbers
 from .arguments import UsageError
@@ -30,6 +33,7 @@ AT_ONCE = 256  # test images
 VIEWED = 0  # seed of how test images are moved
 LOOKED_AT = "looked at"
 LOCALISERS = "transformers."  # how the names of their parameters begin
+BENDING = ThinPlateSpline((4, 4))  # of augmented images
 
 
 def build(cell: Cell) -> house_numbers.Network:
@@ -186,10 +190,27 @@ def augmented(pixels: Tensor, size: int, settings: HouseNumberSettings, random: 
 
 
 def moved(pixels: Tensor, size: int, settings: HouseNumberSettings, random: RandomNumbers) -> Tensor:
-    """Crops of that size about the middle of images of it or larger, turned, scaled and shifted at random.
-    float32 [N, 3, size, size]"""
-    theta = moves(len(pixels), settings, random, of_the_whole=size / pixels.shape[-1])
-    return warp(pixels.to(torch.float32), theta, Affine(), size=(size, size), padding="border")
+    """Crops of that size about the middle of images of it or larger, turned, scaled, shifted and bent at
+    random. float32 [N, 3, size, size]"""
+    of_the_whole = size / pixels.shape[-1]
+    theta = moves(len(pixels), settings, random, of_the_whole=of_the_whole)
+    family: Family = Affine()
+    if settings.elastic:
+        theta, family = bent(theta, settings.elastic * of_the_whole, random), BENDING
+    return warp(pixels.to(torch.float32), theta, family, size=(size, size), padding="border")
+
+
+def bent(theta: Tensor, elastic: float, random: RandomNumbers) -> Tensor:
+    """A spline's theta, whose points are where an affine transform has them, and beside that by up to so much
+    of the side of the image along each axis. [N, 6] -> [N, 32]"""
+    points = Affine().points(theta, bending_points(theta.device).expand(len(theta), -1, -1))
+    return (points + 2 * elastic * either_way(random, *points.shape)).flatten(1)
+
+
+@functools.cache
+def bending_points(device: torch.device) -> Tensor:
+    """Those that a spline moves, once for a device: nothing is to wait for it in a captured step. [16, 2]"""
+    return BENDING.identity(device=device).unflatten(0, (-1, 2))
 
 
 def moves(count: int, settings: HouseNumberSettings, random: RandomNumbers, *, of_the_whole: float) -> Tensor:

@@ -55,10 +55,12 @@ class HouseNumberSettings(Settings):
     extra: int = 0  # 1: trained on the extra images, too
     width: float = 1.0  # filters and units, of the paper's
     # Augmentation, uniform between so much either way: degrees; the logarithm of the scale of each axis; of
-    # the side of the image, along each axis; the logarithms of the contrast, and of that of each colour.
+    # the side of the image, along each axis, that of the image and of each of 4 x 4 points of it on its own;
+    # the logarithms of the contrast, and of that of each colour.
     rotation: float = 0.0
     scaling: float = 0.0
     shift: float = 0.0
+    elastic: float = 0.0
     contrast: float = 0.0
     tint: float = 0.0
     inversion: float = 0.0  # share of images that turn to their negatives
@@ -66,7 +68,8 @@ class HouseNumberSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("weight_decay", "localiser_rate", "rotation", "scaling", "shift", "contrast", "tint"):
+        moves = ("rotation", "scaling", "shift", "elastic")
+        for name in ("weight_decay", "localiser_rate", *moves, "contrast", "tint"):
             if not 0 <= getattr(self, name) < 180:
                 raise ValueError(f"{name} must be at least 0 and less than 180, got {getattr(self, name)}")
         if not 0 <= self.dropout < 1 or self.dropout * 16 % 1:
@@ -80,7 +83,7 @@ class HouseNumberSettings(Settings):
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.views < 1 or (self.views > 1 and not self.moves):
             raise ValueError(
-                "views must be 1, or more where images are moved (rotation, scaling, shift), got "
+                "views must be 1, or more where images are moved (rotation, scaling, shift, elastic), got "
                 f"{self.views}"
             )
         if self.extra not in (0, 1):
@@ -112,7 +115,7 @@ class HouseNumberSettings(Settings):
     @property
     def moves(self) -> bool:
         """Whether images are moved before a network sees them."""
-        return (self.rotation, self.scaling, self.shift) != (0, 0, 0)
+        return any((self.rotation, self.scaling, self.shift, self.elastic))
 
 
 MODELS = (
