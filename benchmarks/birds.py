@@ -3,9 +3,10 @@
 The whole of it: images drawn, cut out and flipped, forward, backward, update, in a CUDA graph. Sampling from
 448 px is to cost next to nothing beyond 224 (the paper: "without any impact in performance"), since crops are
 of 224 px either way. Beside it, for some cells, the same with PyTorch's batch norms in the place of
-``norms_triton``'s; with ``--all`` for every cell, and in every precision and layout. Neither what images show
-nor what weights are changes the time: both are made up here, images of the reduced set's most common size.
-The result is written after every measurement.
+``norms_triton``'s, and with cuDNN's depthwise convolutions in the place of ``depthwise_triton``'s; with
+``--all`` for every cell, and in every precision and layout. Neither what images show nor what weights are
+changes the time: both are made up here, images of the reduced set's most common size. The result is written
+after every measurement.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from typing import Any, NamedTuple
 import torch
 
 from spatial_transformer.experiments.data.birds import Birds
-from spatial_transformer.experiments.efficientnet_lite import SCALES, Features, norms_in_kernels
+from spatial_transformer.experiments.efficientnet_lite import (
+    SCALES,
+    Features,
+    depthwise_in_kernels,
+    norms_in_kernels,
+)
 from spatial_transformer.experiments.fine_grained import SIDE, SPECIES
 from spatial_transformer.experiments.fine_grained_runs import LAYOUTS, BirdSet, FineGrainedRun
 from spatial_transformer.experiments.paper.birds import BirdSettings
@@ -58,24 +64,27 @@ CASES = (
 
 
 class Way(NamedTuple):
-    """How a case is computed; ``kernels``: whether norms are those of ``norms_triton``, where they can be."""
+    """How a case is computed: whether norms are ``norms_triton``'s, and depthwise convolutions
+    ``depthwise_triton``'s, where they can be."""
 
     name: str
     precision: str
     layout: str
-    kernels: bool = True
+    norms: bool = True
+    depthwise: bool = True
 
 
 COMBINATIONS = [(precision, layout) for precision in PRECISIONS for layout in LAYOUTS]
 # The first is what is trained with.
 TRAINED = Way(", ".join(COMBINATIONS[0]), *COMBINATIONS[0])
-PLAIN = Way("PyTorch's norms", *COMBINATIONS[0], kernels=False)
-EVERY = (TRAINED, PLAIN, *(Way(", ".join(each), *each) for each in COMBINATIONS[1:]))
-BESIDE = ("CNN 224px", "2xST-CNN 448px", "4xST-CNN 448px")  # that are also computed with ``PLAIN``
+PLAIN = Way("PyTorch's norms", *COMBINATIONS[0], norms=False)
+CUDNN = Way("cuDNN's depthwise", *COMBINATIONS[0], depthwise=False)
+EVERY = (TRAINED, PLAIN, CUDNN, *(Way(", ".join(each), *each) for each in COMBINATIONS[1:]))
+BESIDE = ("CNN 224px", "2xST-CNN 448px", "4xST-CNN 448px")  # that are also computed with those two
 
 
 def ways_of(case: Case) -> Sequence[Way]:
-    return (TRAINED, PLAIN) if case.name in BESIDE else (TRAINED,)
+    return (TRAINED, PLAIN, CUDNN) if case.name in BESIDE else (TRAINED,)
 
 
 def made_up(count: int, size: tuple[int, int], device: str, backbone: str) -> BirdSet:
@@ -123,7 +132,7 @@ def run(
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
             one = FineGrainedRun(case.cell(given, side), 0, birds, device)
-            with norms_in_kernels(way.kernels):
+            with norms_in_kernels(way.norms), depthwise_in_kernels(way.depthwise):
                 row["milliseconds"][way.name] = timed([one], steps)
             if device == "cuda":
                 row["memory"][way.name] = torch.cuda.max_memory_reserved()

@@ -2,7 +2,8 @@
 
 Run by ``test_triton_compiles.py`` in a process of its own, since Triton either interprets or compiles. Prints
 one line for each kernel: its name, registers and bytes of stack; first those whose speed counts, then the
-others, then those of the fast convolutions, where all do, of the random numbers, of the descent and of norms.
+others, then those of the fast convolutions, where all do, of the random numbers, of the descent, of norms and
+of depthwise convolutions.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from triton.compiler import ASTSource
 
 import spatial_transformer as st
 from spatial_transformer.experiments import (
+    depthwise_triton,
     descent_triton,
     fast_convolutions,
     fast_convolutions_triton,
@@ -30,8 +32,8 @@ from spatial_transformer.implementations import fused_triton
 from spatial_transformer.implementations.job import Job
 
 TARGET = GPUTarget("cuda", 90, 32)
-REST, CONVOLUTIONS, NUMBERS, DESCENT, NORMS = (
-    "the others", "convolutions", "random numbers", "descent", "norms"
+REST, CONVOLUTIONS, NUMBERS, DESCENT, NORMS, DEPTHWISE = (
+    "the others", "convolutions", "random numbers", "descent", "norms", "depthwise"
 )  # fmt: skip
 POINTERS = {
     torch.float64: "*fp64",
@@ -130,6 +132,18 @@ def compile_norm(channels, side, dtype=torch.bfloat16, *, added=False, **ways):
     torch.autograd.grad(found, [norm.weight, norm.bias], torch.empty_like(found))
 
 
+def compile_depthwise(channels, kernel, stride, side, dtype=torch.bfloat16):
+    """Forward and backward of a convolution at batch 64."""
+    padding = kernel // 2 if stride == 1 else 0
+    convolution = torch.nn.Conv2d(
+        channels, channels, kernel, stride, padding, groups=channels, bias=False, device="meta"
+    )
+    x = torch.empty(64, channels, side, side, dtype=dtype, device="meta")
+    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+    found = depthwise_triton.convolved(x, convolution)
+    torch.autograd.grad(found, [x, convolution.weight], torch.empty_like(found))
+
+
 def main() -> None:
     fused_triton.Plan.__call__ = compile_plan
     fast_convolutions_triton.launch = compile_launch
@@ -178,6 +192,17 @@ def main() -> None:
     compile_norm(120, 14, added=True)
     compile_norm(208, 7, torch.float32, added=True)
     compile_norm(100, 7)  # which is no multiple of 8
+    print(DEPTHWISE)
+    depthwise_triton.launch = lambda kernel, grid, registers, *given: compiled_instead(
+        kernel, given, num_warps=depthwise_triton.WARPS, maxnreg=registers
+    )
+    compile_depthwise(32, 3, 1, 112)
+    compile_depthwise(96, 3, 2, 113)
+    compile_depthwise(144, 5, 2, 59)
+    compile_depthwise(1248, 5, 1, 7)
+    compile_depthwise(144, 3, 1, 32)  # eight rows at a time
+    compile_depthwise(288, 5, 1, 28, torch.float32)
+    compile_depthwise(288, 3, 2, 29, torch.float32)
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def poisoned(monkeypatch):
 
     def poisoned_empty(*size, dtype=None, device=None, **options):
         made = empty(*size, dtype=dtype, device=device, **options)
-        if made.layout != torch.strided or made.device.type == "meta" or options:
+        if made.layout != torch.strided or made.device.type == "meta" or set(options) - {"memory_format"}:
             return made
         return guarded(made.shape, made.stride(), made.dtype, made.device)
 

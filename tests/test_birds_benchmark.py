@@ -28,28 +28,31 @@ def result(tmp_path_factory, one_thread):
 def test_what_is_measured(result):
     names = [f"{model} {size}px" for model in ("2xST-CNN", "4xST-CNN") for size in (224, 448)]
     assert [case.name for case in birds.CASES] == ["CNN 224px", *names]
-    assert birds.TRAINED == ("mixed, channels-last", "mixed", "channels-last", True)
-    assert birds.PLAIN == ("PyTorch's norms", "mixed", "channels-last", False)
-    assert len({way.name for way in birds.EVERY}) == 5
+    assert birds.TRAINED == ("mixed, channels-last", "mixed", "channels-last", True, True)
+    assert birds.PLAIN == ("PyTorch's norms", "mixed", "channels-last", False, True)
+    assert birds.CUDNN == ("cuDNN's depthwise", "mixed", "channels-last", True, False)
+    assert len({way.name for way in birds.EVERY}) == 6
     measured = [(case.name, way) for case in birds.CASES for way in birds.ways_of(case)]
     assert [name for name, way in measured if way == birds.TRAINED] == ["CNN 224px", *names]
     assert [name for name, way in measured if way == birds.PLAIN] == list(birds.BESIDE)
-    assert len(measured) == 8
+    assert [name for name, way in measured if way == birds.CUDNN] == list(birds.BESIDE)
+    assert len(measured) == 11
     assert [case["name"] for case in result["cases"]] == ["CNN 224px", *names[:2]]
     for case in result["cases"]:
-        beside = ["PyTorch's norms"] if case["name"] in birds.BESIDE else []
+        beside = ["PyTorch's norms", "cuDNN's depthwise"] if case["name"] in birds.BESIDE else []
         assert list(case["milliseconds"]) == ["mixed, channels-last", *beside]
         assert all(found > 0 for found in case["milliseconds"].values())
 
 
-def test_norms_are_those_that_are_asked_for(monkeypatch):
+def test_kernels_are_those_that_are_asked_for(monkeypatch):
     seen = []
     monkeypatch.setattr(birds, "IMAGES", 200)
-    monkeypatch.setattr(birds, "timed", lambda *_: seen.append(efficientnet_lite._in_kernels) or 1.0)
+    monkeypatch.setattr(birds, "timed", lambda *_: seen.append({**efficientnet_lite._in_kernels}) or 1.0)
     settings = birds.BirdSettings(batch=2, backbone="efficientnet-lite0")
     monkeypatch.setattr(birds, "CASES", birds.CASES[:1])
     list(birds.run("cpu", 1, settings, side=32, size=(40, 50)))
-    assert seen == [True, False]
+    assert [tuple(one.values()) for one in seen] == [(True, True), (False, True), (True, False)]
+    assert list(seen[0]) == ["norms", "depthwise"]
 
 
 def test_what_was_measured_before_a_cut_is_written(monkeypatch, tmp_path):

@@ -105,6 +105,7 @@ OWNERS = {
         "implementations/triton_cuts.py",
         "experiments/fast_convolutions_triton.py",
         "experiments/convolution_kernels/",
+        "experiments/depthwise_triton.py",
         "experiments/descent_triton.py",
         "experiments/dropout_triton.py",
         "experiments/norms_triton.py",
@@ -252,7 +253,8 @@ def test_every_file_of_pictures_has_its_place():
 
 
 @pytest.mark.parametrize(
-    "kernels", ["fast_convolutions_triton", "descent_triton", "dropout_triton", "norms_triton"]
+    "kernels",
+    ["fast_convolutions_triton", "depthwise_triton", "descent_triton", "dropout_triton", "norms_triton"],
 )
 def test_experiments_need_triton_only_when_they_run(kernels):
     """Their kernels are files that nobody imports but by name, when they are first called."""
@@ -260,6 +262,7 @@ def test_experiments_need_triton_only_when_they_run(kernels):
     parts = {
         "fast_convolutions_triton": {"convolution_kernels"},
         "dropout_triton": {"convolution_kernels", "data"},  # how to round, and the bits of a random number
+        "depthwise_triton": {"convolution_kernels"},
         "norms_triton": {"convolution_kernels"},
     }.get(kernels, set())
     assert {name for _, name, *_ in own(f"experiments/{kernels}.py")} == parts
@@ -268,7 +271,7 @@ def test_experiments_need_triton_only_when_they_run(kernels):
 def test_the_kernels_of_convolutions_are_launched_by_one_file():
     folder = "experiments/convolution_kernels/"
     outside = {file for file in users_of("convolution_kernels") if not file.startswith(folder)}
-    names = ("fast_convolutions_triton", "dropout_triton", "norms_triton")
+    names = ("fast_convolutions_triton", "depthwise_triton", "dropout_triton", "norms_triton")
     assert outside == {f"experiments/{name}.py" for name in names}
     kernels = {parts for file in FILES if file.startswith(folder) for parts in own(file)}
     assert kernels == {("experiments", "convolution_kernels", "products")}

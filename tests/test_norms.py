@@ -226,7 +226,9 @@ def anywhere(monkeypatch):
     """The kernels on every device, as on a GPU."""
 
     def kernels_for(x, norm):
-        return kernels if efficientnet_lite._in_kernels and kernels.why_not(x, norm) is None else None
+        return (
+            kernels if efficientnet_lite._in_kernels["norms"] and kernels.why_not(x, norm) is None else None
+        )
 
     monkeypatch.setattr(efficientnet_lite, "kernels_for", kernels_for)
 
@@ -236,6 +238,7 @@ def stepped(network, images, wanted, *, autocast=False):
     network = copy.deepcopy(network)
     with (
         efficientnet_lite.norms_in_kernels(wanted),
+        efficientnet_lite.depthwise_in_kernels(False),
         torch.autocast(DEVICE, torch.bfloat16, enabled=autocast, cache_enabled=False),
     ):
         output = network(images)
@@ -282,7 +285,7 @@ def test_no_pass_over_the_maps_is_left(anywhere, monkeypatch):
             seen.append(str(function))
             return function(*args, **(kwargs or {}))
 
-    with Watch():
+    with Watch(), efficientnet_lite.depthwise_in_kernels(False):
         reducing(block(x))
     passes = {"norm", "hardtanh", "clamp", "pad", "add", "clone", "copy"}
     assert {one for one in seen if any(word in one for word in passes)} == set()
@@ -312,11 +315,11 @@ def test_the_cpu_takes_pytorchs():
 def test_the_switch_is_put_back():
     def fail():
         with efficientnet_lite.norms_in_kernels(False):
-            raise KeyError(efficientnet_lite._in_kernels)
+            raise KeyError(efficientnet_lite._in_kernels["norms"])
 
     with pytest.raises(KeyError, match="False"):
         fail()
-    assert efficientnet_lite._in_kernels
+    assert efficientnet_lite._in_kernels["norms"]
 
 
 @real_sizes

@@ -25,9 +25,10 @@ def test_every_kernel_compiles():
     convolutions, numbers = convolutions.split("random numbers\n")
     numbers, descent = numbers.split("descent\n")
     descent, norms = descent.split("norms\n")
-    fast, rest, convolutions, numbers, descent, norms = (
+    norms, depthwise = norms.split("depthwise\n")
+    fast, rest, convolutions, numbers, descent, norms, depthwise = (
         [line.split() for line in part.splitlines()]
-        for part in (*fused.split("the others\n"), convolutions, numbers, descent, norms)
+        for part in (*fused.split("the others\n"), convolutions, numbers, descent, norms, depthwise)
     )
     assert {name for name, *_ in fast} == {name for name, *_ in rest} == {"_forward", "_gather", "_backward"}
     assert (len(fast), len(rest)) == (24, 20)
@@ -36,8 +37,9 @@ def test_every_kernel_compiles():
     assert [name for name, *_ in descent] == ["_judged", "_descend"]
     of_norms = {"_statistics", "_followed", "_normalised", "_sums", "_summed", "_gradient"}
     assert {name for name, *_ in norms} == of_norms
+    assert {name for name, *_ in depthwise} == {"_convolved", "_spread", "_correlated", "_summed"}
     # Registers that spill to memory are what a change must not bring in where speed counts.
-    counted = (*fast, *convolutions, *descent, *norms)
+    counted = (*fast, *convolutions, *descent, *norms, *depthwise)
     assert not [(name, int(stack)) for name, _, stack in counted if int(stack) > 0]
 
 

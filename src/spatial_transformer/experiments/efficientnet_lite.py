@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,7 +88,9 @@ class Layer(nn.Module):
         then: a layer whose zeros are put around what is found.
         added: to what is found, without any zeros.
         """
-        found: Tensor = self.convolution(x if surrounded else self.padded(x))
+        x = x if surrounded else self.padded(x)
+        kernels = depthwise_for(x, self.convolution)
+        found: Tensor = self.convolution(x) if kernels is None else kernels.convolved(x, self.convolution)
         kernels = kernels_for(found, self.norm)
         if kernels is not None:
             rectified, zeros = (
@@ -127,28 +129,46 @@ def zeros(x: Tensor, kernel: int, stride: int) -> tuple[int, int, int, int]:
     return left, right, top, bottom
 
 
-_in_kernels = True  # norms, where they can be
+_in_kernels = {"norms": True, "depthwise": True}  # where they can be
+
+
+def norms_in_kernels(wanted: bool) -> AbstractContextManager[None]:
+    """Whether norms in training are ``norms_triton``'s meanwhile, where it does them, or PyTorch's. A graph
+    that is captured stays as it was."""
+    return switched("norms", wanted)
+
+
+def depthwise_in_kernels(wanted: bool) -> AbstractContextManager[None]:
+    """As ``norms_in_kernels``, of ``depthwise_triton``'s convolutions or cuDNN's."""
+    return switched("depthwise", wanted)
 
 
 @contextmanager
-def norms_in_kernels(wanted: bool) -> Iterator[None]:
-    """Whether norms in training are ``norms_triton``'s meanwhile, where it does them, or PyTorch's. A graph
-    that is captured stays as it was."""
-    global _in_kernels
-    before, _in_kernels = _in_kernels, wanted
+def switched(what: str, wanted: bool) -> Iterator[None]:
+    before, _in_kernels[what] = _in_kernels[what], wanted
     try:
         yield
     finally:
-        _in_kernels = before
+        _in_kernels[what] = before
 
 
 def kernels_for(x: Tensor, norm: nn.BatchNorm2d) -> Any:
     """``norms_triton`` where it is to go through the maps once for all that is done to them, on a GPU and in
     training; None where PyTorch is."""
-    if not (_in_kernels and x.is_cuda and norm.training):
+    if not (_in_kernels["norms"] and x.is_cuda and norm.training):
         return None
     kernels = with_triton("norms_triton", __package__)
     return None if kernels is None or kernels.why_not(x, norm) is not None else kernels
+
+
+def depthwise_for(x: Tensor, convolution: nn.Conv2d) -> Any:
+    """``depthwise_triton`` where it is to convolve, on a GPU and in training, with a filter for each channel;
+    None where cuDNN is."""
+    depthwise = convolution.groups == convolution.in_channels > 1
+    if not (_in_kernels["depthwise"] and x.is_cuda and convolution.training and depthwise):
+        return None
+    kernels = with_triton("depthwise_triton", __package__)
+    return None if kernels is None or kernels.why_not(x, convolution) is not None else kernels
 
 
 class Block(nn.Module):
