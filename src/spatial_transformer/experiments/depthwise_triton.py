@@ -30,12 +30,13 @@ NUMBERS_OF_WEIGHTS = {3: 1024, 5: 512}
 # Rows of a program: of maps of images of 224 px seven are no row too many, of pairs of rows with zeros three.
 ROWS, ROWS_OF_PAIRS = (7, 8, 4), (4, 3)
 ROWS_OF_WEIGHTS = 14  # at most
-# About as many programs as an H200 has room for at once, on any device: sums have one order.
-PROGRAMS = {3: 512, 5: 396}
+# By kernel size and stride, about as many programs as an H200 has room for at once, on any device: sums have
+# one order.
+PROGRAMS = {(3, 1): 512, (3, 2): 512, (5, 1): 396, (5, 2): 264}
 FINISHED = 16  # numbers of a program that brings parts together
 
-# Registers of a thread, where the compiler takes more than leave room for another program and need not, by
-# kernel size and stride. Of float32 it needs them.
+# Registers of a thread, where the compiler takes more than leave room for another program and need not. Of
+# float32 it needs them.
 REGISTERS_OF_PAIRS = 128
 REGISTERS_OF_WEIGHTS = {(3, 1): 128, (3, 2): 128, (5, 1): 168}
 
@@ -194,7 +195,7 @@ def by_weights(gradient: Tensor, x: Tensor, maps: Maps, side: int, stride: int, 
     rows = -(-maps.height // stride)
     deep = -(-rows // -(-rows // ROWS_OF_WEIGHTS))
     tiles = tiles_of(maps.count, maps.channels, rows, maps.wide, NUMBERS_OF_WEIGHTS[side], (deep,))
-    parts, each = parts_of(tiles, PROGRAMS[side])
+    parts, each = parts_of(tiles, PROGRAMS[side, stride])
     sums = gradient.new_empty(parts, side * side, maps.channels, dtype=torch.float32)
     registers = REGISTERS_OF_WEIGHTS.get((side, stride)) if x.dtype == torch.bfloat16 else None
     launch(
@@ -334,6 +335,8 @@ def _correlated(
     m_channel = (i_channel < channels)[None, :]
     i_part = tl.program_id(0) // blocks
     MET: tl.constexpr = (SIDE + STRIDE - 1) // STRIDE  # rows of the gradient
+    # Two rows in a turn move fewer numbers from register to register, where there is room for them.
+    TURN: tl.constexpr = 2 if SIDE == 5 and STRIDE == 1 else 1
     b_sums = _zeros(SIDE * SIDE, COLUMNS, CHANNELS)  # of one column of taps after the other
     for tile in tl.range(i_part * each, i_part * each + each, num_stages=1):
         first = tile % strips * deep
@@ -355,7 +358,7 @@ def _correlated(
         # Rows are read one ahead, so that they are on their way meanwhile.
         b_sent = _row(p_gradient, first + AROUND, True, tall, wide * channels, i_sent, m_sent)
         b_given = _rows(p_x, first, True, height, width, channels, i_given, m_given, SIDE, STRIDE)
-        for row in tl.range(first, first + deep, num_stages=1):
+        for row in tl.range(first, first + deep, num_stages=1, loop_unroll_factor=TURN):
             b_met, b_here = (b_sent.to(tl.float32),), b_given
             b_met += b_before
             more = row + 1 < first + deep
