@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import copy
-import statistics
 
 import pytest
 import torch
 import torch.nn.functional as F
+from backbone_kernels import (
+    CUDA,
+    DEVICE,
+    DTYPES,
+    compare_each,
+    compare_whole_networks,
+    last,
+    real_sizes,
+    stepped,
+)
 from torch import nn
 
 from spatial_transformer.experiments import efficientnet_lite
-from spatial_transformer.experiments.efficientnet_lite import SCALES, Features
 
 kernels = pytest.importorskip("spatial_transformer.experiments.depthwise_triton")
 
-CUDA = torch.cuda.is_available()
-DEVICE = "cuda" if CUDA else "cpu"
-
 pytestmark = [pytest.mark.usefixtures("one_thread", "seed"), *([pytest.mark.gpu] if CUDA else [])]
 
-real_sizes = pytest.mark.gpu if CUDA else pytest.mark.skip(reason="too large for the interpreter")
-
-# Of what is rounded once from float32; bfloat16 has 8 bits, which only outputs are rounded to.
-TOLERANCES = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (2**-8, 1e-5)}
-DTYPES = list(TOLERANCES)
 WAYS = [(3, 1), (3, 2), (5, 1), (5, 2)]  # side and stride
 # Less than a block of channels, wide or narrow; more than one; columns and rows that fill no tile.
 SHAPES = [(2, 8, 5, 7), (1, 56, 9, 6), (2, 40, 11, 8)]
-
-
-def last(tensor):
-    return tensor.contiguous(memory_format=torch.channels_last)
 
 
 def made_maps(shape, dtype=torch.float32):
@@ -60,20 +56,9 @@ def twice(x, convolution):
 
 
 def compare(found, wanted, dtype):
-    rtol, atol = TOLERANCES[dtype]
-    assert found["output"].dtype == found["of x"].dtype == dtype
     assert found["of weight"].dtype == torch.float32
     assert all(found[name].is_contiguous(memory_format=torch.channels_last) for name in ("output", "of x"))
-    for name in found:
-        one, other = found[name].double(), wanted[name]
-        rounded = name != "of weight"
-        torch.testing.assert_close(
-            one,
-            other,
-            rtol=rtol if rounded else 1e-5,
-            atol=atol if rounded else 1e-5 * other.abs().max().item(),
-            msg=lambda text, name=name: f"{name}: {text}",
-        )
+    compare_each(found, wanted, dtype, sums=["of weight"])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -261,27 +246,12 @@ def anywhere(monkeypatch):
     monkeypatch.setattr(efficientnet_lite, "depthwise_for", depthwise_for)
 
 
-def stepped(network, images, wanted, *, autocast=False):
-    """Outputs and gradients by name, of a network that stays as it is, with PyTorch's norms."""
-    network = copy.deepcopy(network)
-    with (
-        efficientnet_lite.norms_in_kernels(False),
-        efficientnet_lite.depthwise_in_kernels(wanted),
-        torch.autocast(DEVICE, torch.bfloat16, enabled=autocast, cache_enabled=False),
-    ):
-        output = network(images)
-        loss = (output.float() * torch.linspace(-1, 1, output.numel(), device=DEVICE).view_as(output)).sum()
-    gradients = torch.autograd.grad(loss, list(network.parameters()))
-    names = [name for name, _ in network.named_parameters()]
-    return {"output": output.detach(), **dict(zip(names, gradients, strict=True))}
-
-
 @pytest.mark.parametrize(("side", "stride"), WAYS)
 def test_blocks(side, stride, anywhere):
     block = efficientnet_lite.Block(8, 8, side, stride, 3).to(DEVICE)
     images = made_maps((2, 8, 7, 8))
-    found, wanted = (stepped(block, images, kernels_wanted) for kernels_wanted in (True, False))
-    exact = stepped(copy.deepcopy(block).double(), images.double(), False)
+    found, wanted = (stepped(block, images, depthwise=wanted) for wanted in (True, False))
+    exact = stepped(copy.deepcopy(block).double(), images.double())
     assert not torch.equal(found["depthwise.convolution.weight"], wanted["depthwise.convolution.weight"])
     for key, value in exact.items():
         # As far off as PyTorch's own, or nearly: sums in another order.
@@ -365,17 +335,7 @@ def test_the_same_twice_at_real_sizes(channels, side, stride, size):
 
 @real_sizes
 def test_the_whole_network_with_and_without():
-    """Under autocast, as it is trained: off by no more than its rounding to bfloat16 is."""
-    network = Features(SCALES["efficientnet-lite2"]).to(DEVICE)
-    images = last(255 * torch.rand(16, 3, 224, 224, device=DEVICE))
-    exact = stepped(network, images, False)
-    found, plain = (stepped(network, images, wanted, autocast=True) for wanted in (True, False))
-    times = []
-    for key, value in exact.items():
-        off, allowed = ((one[key].double() - value).norm().item() for one in (found, plain))
-        times += [off / allowed] if allowed else []
-    assert statistics.median(times) < 1.2
-    assert max(times) < 3
+    compare_whole_networks(depthwise=True)
 
 
 @real_sizes

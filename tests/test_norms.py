@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import copy
-import statistics
 
 import pytest
 import torch
 import torch.nn.functional as F
+from backbone_kernels import (
+    CUDA,
+    DEVICE,
+    DTYPES,
+    compare_each,
+    compare_whole_networks,
+    last,
+    real_sizes,
+    stepped,
+)
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spatial_transformer.experiments import efficientnet_lite
-from spatial_transformer.experiments.efficientnet_lite import SCALES, Features
 
 kernels = pytest.importorskip("spatial_transformer.experiments.norms_triton")
 
-CUDA = torch.cuda.is_available()
-DEVICE = "cuda" if CUDA else "cpu"
-
 pytestmark = [pytest.mark.usefixtures("one_thread", "seed"), *([pytest.mark.gpu] if CUDA else [])]
 
-real_sizes = pytest.mark.gpu if CUDA else pytest.mark.skip(reason="too large for the interpreter")
-
-# Of what is rounded once from float32; bfloat16 has 8 bits, which only outputs are rounded to.
-TOLERANCES = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (2**-8, 1e-5)}
-DTYPES = list(TOLERANCES)
 SHAPES = [
     (2, 3, 5, 7),
     (3, 24, 9, 11),
@@ -36,10 +36,6 @@ SHAPES = [
     (2, 8, 1, 1),
 ]
 AROUND = (1, 2, 0, 1)  # left, right, top, bottom
-
-
-def last(tensor):
-    return tensor.contiguous(memory_format=torch.channels_last)
 
 
 def made_norm(channels, momentum=0.1):
@@ -84,19 +80,8 @@ def twice(x, norm, *, rectified=False, added=None, zeros=None):
 
 
 def compare(found, wanted, dtype):
-    rtol, atol = TOLERANCES[dtype]
-    assert found["output"].dtype == found["of x"].dtype == dtype
     assert found["output"].is_contiguous(memory_format=torch.channels_last)
-    for name in found:
-        one, other = found[name].double(), wanted[name]
-        rounded = name in ("output", "of x", "of added")
-        torch.testing.assert_close(
-            one,
-            other,
-            rtol=rtol if rounded else 1e-5,
-            atol=atol if rounded else 1e-5 * other.abs().max().item(),
-            msg=lambda text, name=name: f"{name}: {text}",
-        )
+    compare_each(found, wanted, dtype, sums=("of weight", "of bias", "mean", "variance"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -233,25 +218,6 @@ def anywhere(monkeypatch):
     monkeypatch.setattr(efficientnet_lite, "kernels_for", kernels_for)
 
 
-def stepped(network, images, wanted, *, autocast=False):
-    """Outputs, gradients and statistics by name, of a network that stays as it is."""
-    network = copy.deepcopy(network)
-    with (
-        efficientnet_lite.norms_in_kernels(wanted),
-        efficientnet_lite.depthwise_in_kernels(False),
-        torch.autocast(DEVICE, torch.bfloat16, enabled=autocast, cache_enabled=False),
-    ):
-        output = network(images)
-        loss = (output.float() * torch.linspace(-1, 1, output.numel(), device=DEVICE).view_as(output)).sum()
-    gradients = torch.autograd.grad(loss, list(network.parameters()))
-    names = [name for name, _ in network.named_parameters()]
-    return {
-        "output": output.detach(),
-        **dict(zip(names, gradients, strict=True)),
-        **dict(network.named_buffers()),
-    }
-
-
 BLOCKS = {
     "at a stride": (16, 24, 5, 2, 6),
     "with its input added": (16, 16, 3, 1, 6),
@@ -265,8 +231,8 @@ BLOCKS = {
 def test_blocks(name, side, anywhere):
     block = efficientnet_lite.Block(*BLOCKS[name]).to(DEVICE, torch.float32)
     images = made_maps((3, 16, side, side + 1), torch.float32)
-    found, wanted = (stepped(block, images, kernels_wanted) for kernels_wanted in (True, False))
-    exact = stepped(copy.deepcopy(block).double(), images.double(), False)
+    found, wanted = (stepped(block, images, norms=wanted) for wanted in (True, False))
+    exact = stepped(copy.deepcopy(block).double(), images.double())
     for key, value in exact.items():
         # As far off as PyTorch's own, or nearly: sums in another order.
         scale = value.abs().max()
@@ -335,17 +301,7 @@ def test_real_sizes(shape, rectified):
 
 @real_sizes
 def test_the_whole_network_with_and_without():
-    """Under autocast, as it is trained: off by no more than its rounding to bfloat16 is."""
-    network = Features(SCALES["efficientnet-lite2"]).to(DEVICE)
-    images = last(255 * torch.rand(16, 3, 224, 224, device=DEVICE))
-    exact = stepped(network, images, False)
-    found, plain = (stepped(network, images, wanted, autocast=True) for wanted in (True, False))
-    times = []
-    for key, value in exact.items():
-        off, allowed = ((one[key].double() - value).norm().item() for one in (found, plain))
-        times += [off / allowed] if allowed else []
-    assert statistics.median(times) < 1.2
-    assert max(times) < 3
+    compare_whole_networks(norms=True)
 
 
 @real_sizes
