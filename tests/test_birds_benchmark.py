@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
+import torch
 
 pytest.importorskip("numba")
 
 from benchmarks import birds, steps
 from spatial_transformer.experiments import efficientnet_lite
+from spatial_transformer.experiments.catalogue import EXPERIMENTS
+from spatial_transformer.experiments.data import bird_views
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -42,6 +46,28 @@ def test_what_is_measured(result):
         beside = ["PyTorch's norms", "cuDNN's depthwise"] if case["name"] in birds.BESIDE else []
         assert list(case["milliseconds"]) == ["mixed, channels-last", *beside]
         assert all(found > 0 for found in case["milliseconds"].values())
+
+
+def test_images_lie_on_the_canvas_of_the_real_ones():
+    given = birds.made_up(400, (8, 10), "cpu", "efficientnet-lite0")
+    photographs = bird_views.photographs(given.birds, "train", "cpu")
+    assert photographs.canvas == birds.CANVAS
+    assert len(photographs) == 398
+    assert (photographs.sizes == torch.tensor([8, 10])).all()
+    for number in (0, 397):
+        start = int(photographs.starts[number])
+        seen = photographs.gathered(torch.tensor([number]))[0, :, :8, :10]
+        assert torch.equal(
+            seen, given.birds.pixels[start : start + 80].float().view(8, 10, 3).permute(2, 0, 1)
+        )
+    assert len(given.birds.pixels) == 399 * 80 + 500 * 500
+
+
+def test_settings_are_those_of_the_table(result):
+    table = dataclasses.asdict(EXPERIMENTS["birds"].settings)
+    assert table != dataclasses.asdict(birds.BirdSettings())
+    other = {name for name, value in result["settings"].items() if value != table[name]}
+    assert other == {"batch", "learning_rate", "backbone"}
 
 
 def test_kernels_are_those_that_are_asked_for(monkeypatch):
