@@ -142,6 +142,28 @@ def test_windows_that_are_drawn_lie_in_the_image():
     assert 1.4 < lean.max() < 1.51
 
 
+@pytest.mark.parametrize("augmentation", ["resized", "sampled"])
+def test_windows_in_the_shape_of_the_image(augmentation):
+    """As those that are tested on: their sides are as long, of the image's, one way as the other."""
+    sizes = torch.tensor([[320, 427], [500, 320], [120, 360]]).repeat(500, 1)
+    image, drawn = sizes.flip(1).float(), RandomNumbers(0).uniform(1500, 5)
+    views = Views(224, augmentation, least=0.3, aspect=1.0, share=0.9, shape="image")
+    middle, extent = views.windows_drawn(sizes, drawn)
+    shares = extent / image
+    torch.testing.assert_close(shares[:, 0], shares[:, 1])
+    assert (middle - extent / 2 >= -1e-3).all()
+    assert (middle + extent / 2 <= image + 1e-3).all()
+    assert torch.equal(views.windows(sizes).extent, 0.9 * image)
+    if augmentation == "sampled":
+        assert torch.equal(extent, 0.9 * image)
+        return
+    assert 0.29 < shares.prod(1).min() < 0.31
+    assert 0.99 < shares.prod(1).max() <= 1.0001
+    leaning = Views(224, least=0.3, aspect=1.5, shape="image").windows_drawn(sizes, drawn).extent / image
+    assert 1.4 < (leaning[:, 0] / leaning[:, 1]).max() < 1.51
+    assert leaning.max() <= 1.0001
+
+
 def test_boxes_are_brought_to_the_view(flock):
     """The bird that is seen fills the box that it should have."""
     given, chosen = photographs(flock, "test", "cpu"), torch.arange(6)

@@ -118,13 +118,13 @@ class Views:
     Parameters
     ----------
     augmentation: of what is trained on. "resized": windows of ``least`` to all of the image's area and of
-        sides up to ``aspect`` times as long one way as the other, as far as they fit, at any place;
-        "sampled": as in A.6, squares of ``share`` of the shorter side at any place. Flipped every other time.
+        sides up to ``aspect`` times as long one way as the other, or as the image's are, as far as they fit,
+        at any place; "sampled": as in A.6, of what is tested on, at any place. Flipped every other time.
     rotation: by up to so many degrees, either way, windows are turned when training; where they leave the
         image then, its border is repeated.
     colour: by how much of themselves brightness, contrast and saturation change when training, at most.
     share, shape: of what is tested on: the middle, a "square" of so much of the shorter side, or in the shape
-        of the "image" with so much of each side, pressed into the square.
+        of the "image" with so much of each side, pressed into the square. What is trained on has this shape.
     """
 
     size: int
@@ -157,19 +157,24 @@ class Views:
     def windows(self, sizes: Tensor) -> Windows:
         """Of the views to be tested on; sizes [N, 2] are heights and widths."""
         image = sizes.flip(1).to(torch.float32)
+        return Windows(image / 2, self.share_of(image))
+
+    def share_of(self, image: Tensor) -> Tensor:
+        """Width and height of what is tested on, of those of images. [N, 2]"""
         square = image.amin(1, keepdim=True).expand_as(image)
-        return Windows(image / 2, self.share * (square if self.shape == "square" else image))
+        return self.share * (square if self.shape == "square" else image)
 
     def windows_drawn(self, sizes: Tensor, drawn: Tensor) -> Windows:
         """Of views to train on; of the numbers drawn the first four are area, aspect and place. [N, 5]"""
         image = sizes.flip(1).to(torch.float32)
         if self.augmentation == "sampled":
-            extent = self.share * image.amin(1, keepdim=True).expand_as(image)
+            extent = self.share_of(image)
         else:
-            area = image.prod(1) * (self.least + (1 - self.least) * drawn[:, 0])
+            share = self.least + (1 - self.least) * drawn[:, :1]
             lean = math.log(self.aspect) * (drawn[:, 1] - 0.5)
-            sides = area.sqrt()[:, None] * torch.stack([lean, -lean], dim=1).exp()
-            extent = torch.minimum(sides, image)
+            square = image.prod(1, keepdim=True).sqrt()
+            sides = share.sqrt() * (square if self.shape == "square" else image)
+            extent = torch.minimum(sides * torch.stack([lean, -lean], dim=1).exp(), image)
         return Windows(drawn[:, 2:4] * (image - extent) + extent / 2, extent)
 
     def cut(
