@@ -22,7 +22,7 @@ from . import house_numbers
 from .arguments import UsageError
 from .data.clutter import below
 from .data.random_numbers import RandomNumbers, either_way
-from .data.svhn import LOOSE, HouseNumberSet, validation_split
+from .data.svhn import LOOSE, HouseNumberSet, middle, validation_split
 from .fast_networks import fast
 from .interrupts import Stop, until_stopped
 from .paper.svhn import HouseNumberSettings
@@ -163,12 +163,6 @@ def judged(
         view = house_numbers.normalised(moved(pixels, size, settings, random))
         chances = chances + network(view).softmax(2)
     return chances / settings.views, theta
-
-
-def middle(pixels: Tensor, size: int) -> Tensor:
-    """What the tighter crops are of the looser ones. [N, 3, size, size]"""
-    edge = (pixels.shape[-1] - size) // 2
-    return pixels[:, :, edge : edge + size, edge : edge + size]
 
 
 def augmented(pixels: Tensor, size: int, settings: HouseNumberSettings, random: RandomNumbers) -> Tensor:

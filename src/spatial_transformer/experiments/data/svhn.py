@@ -79,6 +79,12 @@ class Entry(NamedTuple):
     boxes: tuple[Box, ...]
 
 
+def middle(crops: Tensor, size: int) -> Tensor:
+    """[N, 3, size, size]"""
+    edge = (crops.shape[-1] - size) // 2
+    return crops[:, :, edge : edge + size, edge : edge + size]
+
+
 class HouseNumbers(NamedTuple):
     """One split. The loose crops are read from the disk as they are used."""
 
@@ -91,8 +97,7 @@ class HouseNumbers(NamedTuple):
     @property
     def tight(self) -> Tensor:
         """The middle of the loose crops. uint8 [N, 3, 64, 64]"""
-        edge = (LOOSE - TIGHT) // 2
-        return self.loose[:, :, edge:-edge, edge:-edge]
+        return middle(self.loose, TIGHT)
 
     def of(self, size: int) -> Tensor:
         """The crops of one of the two sizes. uint8 [N, 3, size, size]"""
