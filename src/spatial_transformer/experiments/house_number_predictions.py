@@ -15,7 +15,6 @@ from . import house_number_runs
 from .checkpoints import Weights
 from .data.random_numbers import RandomNumbers
 from .figures import DRAWN, INK, entitle, shortened
-from .house_number_runs import VIEWED
 from .pictures_of_house_numbers import looks, written
 from .spec import Cell
 
@@ -32,8 +31,9 @@ def predict(
     answers, numbers, pixels, thetas = [], [], [], []
     for image in images:  # one by one: they may be many, and large
         crop = resized(image, cell.data.size)[None]
+        views = RandomNumbers(house_number_runs.VIEWED)
         with torch.no_grad():
-            chances, theta = house_number_runs.judged(network, cell, crop, RandomNumbers(VIEWED))
+            chances, theta = house_number_runs.judged(network, cell, crop, views)
         likely, (number,) = chances.max(2)
         answers.append(f"{written(number) or 'no number'} ({100 * float(likely.prod()):.0f} % sure)")
         numbers.append(number)

@@ -80,7 +80,7 @@ class Entry(NamedTuple):
 
 
 def middle(crops: Tensor, size: int) -> Tensor:
-    """[N, 3, size, size]"""
+    """What lies in the middle of crops. [N, 3, size, size]"""
     edge = (crops.shape[-1] - size) // 2
     return crops[:, :, edge : edge + size, edge : edge + size]
 
