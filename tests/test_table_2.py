@@ -147,11 +147,13 @@ def test_the_departures_are_those_of_the_settings():
         assert f"learning rate of {rate}; of their sum that is {rate / places}" in said
         assert f"Momentum is {settings.momentum}" in said
         assert f"a deviation of {house_numbers.DEVIATION:.0f} of 255 levels" in said
-    assert EXPERIMENTS["svhn"].own_settings == {"128px": HouseNumberSettings(rate_rise=1000)}
+    assert EXPERIMENTS["svhn"].own_settings == {
+        "128px": HouseNumberSettings(learning_rate=0.02, rate_rise=1000)
+    }
     paper, said_of_it = EXPERIMENTS["svhn"].settings, " ".join(EXPERIMENTS["svhn"].departures)
     assert (paper.dropout, paper.stages, paper.schedule) == (0.5, 3, "drops")
     assert f"Stages of {paper.steps // 3:,} steps and not 80,000, and the first three of five" in said_of_it
-    assert "At 128 px the learning rate comes in over the first 1,000 steps" in said_of_it
+    assert "is half that of 64 px, 0.02, and comes in over the first 1,000 steps" in said_of_it
     assert f"{settings.steps:,} steps, at a learning rate that goes down as a {settings.schedule}" in said
     assert f"in {settings.stages} stages and comes in over the first {settings.rate_rise:,} steps" in said
     assert f"dropout is {settings.dropout}, which" in said
