@@ -41,7 +41,7 @@ TINY = {
     "width": 0.03, "batch": 4, "steps": 6, "curve": 3, "localiser_start": 0, "dropout_rise": 0,
     "learning_rate": 0.01,
 }  # fmt: skip
-MOVED = {"rotation": 10.0, "scaling": 0.15, "shift": 0.08, "elastic": 0.02, "contrast": 0.2}
+MOVED = {"rotation": 10.0, "scaling": 0.15, "shift": 0.08, "elastic": 0.02, "contrast": 0.2, "erased": 0.3}
 CELLS = {cell.name: cell for cell in EXPERIMENTS["svhn"].cells}
 
 
@@ -237,6 +237,29 @@ def test_inversion(numbers):
         turned = sum(torch.equal(one, -other) for one, other in zip(found, plain, strict=True))
         assert turned in wanted
         assert turned + sum(torch.equal(one, other) for one, other in zip(found, plain, strict=True)) == 24
+
+
+def test_erased():
+    """A square of each image, of up to that side, about a middle that is anywhere; the rest stays."""
+    pixels = torch.full((3000, 3, 64, 64), 255, dtype=torch.uint8)
+    pixels[:, :, 0] = 0  # not all the same, which would be at its mean
+    plain = house_numbers.normalised(pixels)
+    found = house_number_runs.augmented(pixels, 64, HouseNumberSettings(erased=0.5), RandomNumbers(0))
+    lost = (found == 0).all(1)
+    torch.testing.assert_close(found, plain.masked_fill(lost[:, None], 0), rtol=0, atol=0)
+    rows, columns = lost.any(2), lost.any(1)
+    assert torch.equal(lost, rows[:, :, None] & columns[:, None])
+    heights, widths = rows.sum(1), columns.sum(1)
+    inside = ~(rows[:, [0, -1]].any(1) | columns[:, [0, -1]].any(1)) & (heights > 0) & (widths > 0)
+    assert inside.sum() > 1500
+    assert (heights - widths)[inside].abs().max() <= 1
+    assert 30 <= heights.max() <= 33  # half of 64, to the pixel
+    # The mean of a uniform side s, given that it lies inside, whose chance is (1 - s)^2.
+    assert heights[inside].float().mean() == pytest.approx(64 * 0.1964, abs=0.7)
+    anywhere = lost.float().mean(0)
+    assert anywhere[:8, :8].mean() < anywhere[28:36, 28:36].mean()  # whose squares have more to them
+    assert anywhere[16:48, 16:24].mean() == pytest.approx(anywhere[16:48, 40:48].mean().item(), rel=0.2)
+    assert anywhere[16:24, 16:48].mean() == pytest.approx(anywhere[40:48, 16:48].mean().item(), rel=0.2)
 
 
 def test_numbers_held_out_are_tested_on_and_never_trained_on(numbers):

@@ -105,6 +105,7 @@ def test_there_are_no_other_digits_of_house_numbers(command, capsys):
         ({"dropout": "0.3"}, "dropout must be some 16ths"),
         ({"dropout": "nan"}, "dropout must be some 16ths"),
         ({"inversion": "1.1"}, "inversion must be from 0 to 1, got 1.1"),
+        ({"erased": "-0.1"}, "erased must be from 0 to 1, got -0.1"),
         ({"tint": "-1"}, "tint must be at least 0"),
         ({"views": "0"}, "views must be 1, or more where images are moved"),
         ({"views": "2"}, "(rotation, scaling, shift, elastic), got 2"),

@@ -180,7 +180,18 @@ def augmented(pixels: Tensor, size: int, settings: HouseNumberSettings, random: 
         images = images * (settings.tint * either_way(random, len(images), 3, 1, 1)).exp()
     if settings.inversion:
         images = torch.where(random.uniform(len(images), 1, 1, 1) < settings.inversion, -images, images)
+    if settings.erased:
+        images = erased(images, settings.erased, random)
     return images
+
+
+def erased(images: Tensor, most: float, random: RandomNumbers) -> Tensor:
+    """Images [N, 3, size, size] with a square at their mean, 0, somewhere in each: of up to so much of the
+    image's side, as far as it lies in the image."""
+    side, *centre = random.uniform(3, len(images), 1).unbind(0)
+    pixels = (torch.arange(images.shape[-1], device=images.device) + 0.5) / images.shape[-1]
+    across, down = ((pixels - each).abs() < most / 2 * side for each in centre)
+    return images.masked_fill((across[:, None, :] & down[:, :, None])[:, None], 0.0)
 
 
 def moved(pixels: Tensor, size: int, settings: HouseNumberSettings, random: RandomNumbers) -> Tensor:
