@@ -72,6 +72,19 @@ def test_the_whole_image_can_be_pressed_into_a_square(four):
     torch.testing.assert_close(whole[1, 1], middle[:, None].expand(40, 40), rtol=0, atol=4)
 
 
+def test_the_whole_image_can_be_in_the_view(four):
+    """As it is, in the middle of a square of its longer side; beyond it its border is repeated."""
+    given = photographs(four, "test", "cpu")
+    height, width = given.sizes[1].tolist()
+    for share in (1.0, 1.5):
+        seen = Views(60, share=share, shape="whole").middle(given, torch.arange(2))[1]
+        for channel, side in ((0, width), (1, height)):
+            place = ((torch.arange(60) + 0.5) / 60 - 0.5) * share * max(height, width) + side / 2
+            expected = ((place - 0.5) * 255 / (side - 1)).clamp(0, 255)
+            ramp = seen[channel, 30] if channel == 0 else seen[channel, :, 30]
+            torch.testing.assert_close(ramp, expected, rtol=0, atol=4)
+
+
 def test_mirrored_is_mirrored(flock):
     given, chosen = photographs(flock, "test", "cpu"), torch.arange(3)
     plain = Views(32).middle(given, chosen)
@@ -143,6 +156,34 @@ def test_windows_that_are_drawn_lie_in_the_image():
 
 
 @pytest.mark.parametrize("augmentation", ["resized", "sampled"])
+@pytest.mark.parametrize("share", [0.8, 1.2])
+def test_windows_that_may_hold_the_whole_image(share, augmentation):
+    """They lie in the image, or the image lies in them, along each axis; and none is larger than what is
+    tested on."""
+    sizes = torch.tensor([[320, 427], [500, 320], [120, 360]]).repeat(500, 1)
+    image, drawn = sizes.flip(1).float(), RandomNumbers(0).uniform(1500, 5)
+    longer = share * image.amax(1, keepdim=True).expand_as(image)
+    views = Views(224, augmentation, least=0.3, aspect=1.0, share=share, shape="whole")
+    assert torch.equal(views.windows(sizes).extent, longer)
+    middle, extent = views.windows_drawn(sizes, drawn)
+    before, after = middle - extent / 2, middle + extent / 2
+    within = (before >= -1e-3) & (after <= image + 1e-3)
+    around = (before <= 1e-3) & (after >= image - 1e-3)
+    assert (within | around).all()
+    assert around.any()
+    if augmentation == "sampled":
+        assert torch.equal(extent, longer)
+        return
+    torch.testing.assert_close(extent[:, 0], extent[:, 1])
+    area = (extent / longer).prod(1)
+    assert 0.29 < area.min() < 0.31
+    assert 0.99 < area.max() <= 1.0001
+    leaning = Views(224, least=0.3, aspect=1.5, share=share, shape="whole").windows_drawn(sizes, drawn).extent
+    assert 1.4 < (leaning[:, 0] / leaning[:, 1]).max() < 1.51
+    assert (leaning <= longer + 1e-3).all()
+
+
+@pytest.mark.parametrize("augmentation", ["resized", "sampled"])
 def test_windows_in_the_shape_of_the_image(augmentation):
     """As those that are tested on: their sides are as long, of the image's, one way as the other."""
     sizes = torch.tensor([[320, 427], [500, 320], [120, 360]]).repeat(500, 1)
@@ -167,7 +208,8 @@ def test_windows_in_the_shape_of_the_image(augmentation):
 def test_boxes_are_brought_to_the_view(flock):
     """The bird that is seen fills the box that it should have."""
     given, chosen = photographs(flock, "test", "cpu"), torch.arange(6)
-    for views in (Views(64), Views(64, share=1.0, shape="image")):
+    shapes = (("square", 0.875), ("image", 1.0), ("whole", 1.25))
+    for views in (Views(64, share=share, shape=shape) for shape, share in shapes):
         seen = views.middle(given, chosen)
         boxes = views.windows(given.sizes).normalised(given.boxes)
         place = (torch.arange(64) + 0.5) / 32 - 1

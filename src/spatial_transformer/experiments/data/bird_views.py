@@ -123,8 +123,10 @@ class Views:
     rotation: by up to so many degrees, either way, windows are turned when training; where they leave the
         image then, its border is repeated.
     colour: by how much of themselves brightness, contrast and saturation change when training, at most.
-    share, shape: of what is tested on: the middle, a "square" of so much of the shorter side, or in the shape
-        of the "image" with so much of each side, pressed into the square. What is trained on has this shape.
+    share, shape: of what is tested on: the middle, a "square" of so much of the shorter side; in the shape of
+        the "image", with so much of each side, pressed into the square; or, so that the "whole" of it is in
+        the view, a square of so much of the longer side, maybe more than all: beyond the image its border is
+        repeated. What is trained on has this shape, and is no larger.
     """
 
     size: int
@@ -161,8 +163,8 @@ class Views:
 
     def share_of(self, image: Tensor) -> Tensor:
         """Width and height of what is tested on, of those of images. [N, 2]"""
-        square = image.amin(1, keepdim=True).expand_as(image)
-        return self.share * (square if self.shape == "square" else image)
+        shorter, longer = (side[:, None].expand_as(image) for side in image.aminmax(dim=1))
+        return self.share * {"square": shorter, "image": image, "whole": longer}[self.shape]
 
     def windows_drawn(self, sizes: Tensor, drawn: Tensor) -> Windows:
         """Of views to train on; of the numbers drawn the first four are area, aspect and place. [N, 5]"""
@@ -172,9 +174,11 @@ class Views:
         else:
             share = self.least + (1 - self.least) * drawn[:, :1]
             lean = math.log(self.aspect) * (drawn[:, 1] - 0.5)
+            most = self.share_of(image) if self.shape == "whole" else image
             square = image.prod(1, keepdim=True).sqrt()
-            sides = share.sqrt() * (square if self.shape == "square" else image)
-            extent = torch.minimum(sides * torch.stack([lean, -lean], dim=1).exp(), image)
+            sides = share.sqrt() * (square if self.shape == "square" else most)
+            extent = torch.minimum(sides * torch.stack([lean, -lean], dim=1).exp(), most)
+        # Along a side that is longer than the image's, all of the image stays in the window.
         return Windows(drawn[:, 2:4] * (image - extent) + extent / 2, extent)
 
     def cut(
@@ -196,7 +200,8 @@ class Views:
             [cos * right / width, -sin * down / width, 2 * x / width - 1,
              sin * right / height, cos * down / height, 2 * y / height - 1], dim=1
         )  # fmt: skip
-        most = max(given.canvas) / self.size  # pixels of an image for one of a view
+        # Pixels of an image for one of a view.
+        most = max(given.canvas) * (self.share if self.shape == "whole" else 1) / self.size
         return warp(
             given.gathered(chosen),
             theta,

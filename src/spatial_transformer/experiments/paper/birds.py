@@ -32,7 +32,7 @@ CHOICES: dict[str, tuple[str | int, ...]] = {
     "norms": ("updated", "frozen"),
     "backbone": ("efficientnet-lite0", "efficientnet-lite2"),
     "augmentation": ("resized", "sampled"),
-    "shape": ("square", "image"),
+    "shape": ("square", "image", "whole"),
     "views": (1, 2),
     "layout": ("channels-last", "contiguous"),
 }
@@ -77,9 +77,9 @@ class BirdSettings(Settings):
         for name in ("localiser_rate", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be a number of at least 0, got {getattr(self, name)}")
-        for name in ("following", "least", "share"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be more than 0 and at most 1, got {getattr(self, name)}")
+        for name, most in (("following", 1), ("least", 1), ("share", 2 if self.shape == "whole" else 1)):
+            if not 0 < getattr(self, name) <= most:
+                raise ValueError(f"{name} must be more than 0 and at most {most}, got {getattr(self, name)}")
         for name in ("warm_up", "dropout", "skipped", "smoothing", "colour"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and less than 1, got {getattr(self, name)}")
