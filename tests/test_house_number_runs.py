@@ -28,6 +28,7 @@ from spatial_transformer.experiments import (  # noqa: E402
 )
 from spatial_transformer.experiments.catalogue import EXPERIMENTS  # noqa: E402
 from spatial_transformer.experiments.data import svhn  # noqa: E402
+from spatial_transformer.experiments.data.clutter import below  # noqa: E402
 from spatial_transformer.experiments.data.random_numbers import RandomNumbers  # noqa: E402
 from spatial_transformer.experiments.engine import Outcome  # noqa: E402
 from spatial_transformer.experiments.house_number_runs import HouseNumberRun  # noqa: E402
@@ -41,7 +42,15 @@ TINY = {
     "width": 0.03, "batch": 4, "steps": 6, "curve": 3, "localiser_start": 0, "dropout_rise": 0,
     "learning_rate": 0.01,
 }  # fmt: skip
-MOVED = {"rotation": 10.0, "scaling": 0.15, "shift": 0.08, "elastic": 0.02, "contrast": 0.2, "erased": 0.3}
+MOVED = {
+    "rotation": 10.0,
+    "scaling": 0.15,
+    "shift": 0.08,
+    "elastic": 0.02,
+    "contrast": 0.2,
+    "blend": 0.5,
+    "erased": 0.3,
+}
 CELLS = {cell.name: cell for cell in EXPERIMENTS["svhn"].cells}
 
 
@@ -237,6 +246,26 @@ def test_inversion(numbers):
         turned = sum(torch.equal(one, -other) for one, other in zip(found, plain, strict=True))
         assert turned in wanted
         assert turned + sum(torch.equal(one, other) for one, other in zip(found, plain, strict=True)) == 24
+
+
+def test_numbers_are_blended_as_their_labels_are(numbers):
+    """Mixup: against soft labels of each place, and images put together by hand."""
+    run, other = (started("64px/CNN", numbers, blend=0.4, dropout=0.0) for _ in range(2))
+    chosen = below(24, other.random.uniform(4))
+    images, labels = house_numbers.normalised(numbers.train.tight[chosen]), numbers.train.labels[chosen]
+    assert len(chosen.unique()) > 1
+    share = 0.4 * other.random.uniform(4)
+    before = [3, 0, 1, 2]
+    mixed = (1 - share)[:, None, None, None] * images + share[:, None, None, None] * images[before]
+    hard = F.one_hot(labels, 11).float()
+    soft = (1 - share)[:, None, None] * hard + share[:, None, None] * hard[before]
+    loss = -(other.network(mixed, other.random).log_softmax(2) * soft).sum(2).mean()
+    run.set_rate()
+    run.step()
+    assert float(run.sums[0]) == pytest.approx(loss.item(), rel=1e-4)
+    gradients = torch.autograd.grad(loss, other.parameters)
+    velocity = torch.cat([gradient.flatten() for gradient in gradients]) + 0.0005 * other.weights
+    torch.testing.assert_close(run.velocity, velocity, rtol=1e-3, atol=1e-6)
 
 
 def test_erased():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import tarfile
 from pathlib import Path
@@ -105,6 +106,7 @@ def test_there_are_no_other_digits_of_house_numbers(command, capsys):
         ({"dropout": "0.3"}, "dropout must be some 16ths"),
         ({"dropout": "nan"}, "dropout must be some 16ths"),
         ({"inversion": "1.1"}, "inversion must be from 0 to 1, got 1.1"),
+        ({"blend": "0.6"}, "blend must be from 0 to 0.5, got 0.6"),
         ({"erased": "-0.1"}, "erased must be from 0 to 1, got -0.1"),
         ({"tint": "-1"}, "tint must be at least 0"),
         ({"views": "0"}, "views must be 1, or more where images are moved"),
@@ -151,18 +153,23 @@ def test_the_departures_are_those_of_the_settings():
     assert EXPERIMENTS["svhn"].own_settings == {
         "128px": HouseNumberSettings(learning_rate=0.02, rate_rise=1000)
     }
+    assert EXPERIMENTS["svhn-augmented"].own_settings == {
+        "128px": dataclasses.replace(EXPERIMENTS["svhn-augmented"].settings, learning_rate=0.02)
+    }
+    assert "at 128 px from 0.02 on" in " ".join(EXPERIMENTS["svhn-augmented"].departures)
     paper, said_of_it = EXPERIMENTS["svhn"].settings, " ".join(EXPERIMENTS["svhn"].departures)
     assert (paper.dropout, paper.stages, paper.schedule) == (0.5, 3, "drops")
     assert f"Stages of {paper.steps // 3:,} steps and not 80,000, and the first three of five" in said_of_it
     assert "is half that of 64 px, 0.02, and comes in over the first 1,000 steps" in said_of_it
     assert f"{settings.steps:,} steps, at a learning rate that goes down as a {settings.schedule}" in said
     assert f"in {settings.stages} stages and comes in over the first {settings.rate_rise:,} steps" in said
-    assert f"dropout is {settings.dropout}, which" in said
+    assert f"dropout is {settings.dropout}." in said
     for what, most in (
         ("turned by up to", f"{settings.rotation:.0f} degrees"),
         ("scaled by up to", f"{100 * settings.scaling:.0f} %"),
         ("moved by up to", f"{100 * settings.shift:.0f} % of its side"),
         ("contrast changed by up to", f"{100 * settings.contrast:.0f} %"),
+        ("a square of up to", f"{100 * settings.erased:.0f} % of its side blanked"),
     ):
         assert f"{what} {most}" in said
 

@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..localisers import Head
-from . import efficientnet_lite, measures_of_birds
+from . import efficientnet_lite, measures_of_birds, mixup
 from .arguments import UsageError
 from .data import birds
-from .data.bird_views import Photographs, Views, blended, held_out, photographs
+from .data.bird_views import Photographs, Views, held_out, photographs
 from .data.birds import Birds
 from .data.fetch import Say, say
 from .efficientnet_lite import Features
@@ -157,32 +157,22 @@ class FineGrainedRun(Descent):
         """One batch, and the weights moved."""
         chosen = self.next_batch()
         labels = self.train.labels[chosen]
-        images, share = self.views.drawn(self.train, chosen, self.random), None
-        if self.settings.blend:
-            share = self.settings.blend * self.random.uniform(len(labels))
-            images = blended(images, share)
-        images = self.laid_out(images)
+        images = self.views.drawn(self.train, chosen, self.random)
+        share = mixup.shares(self.settings.blend, len(labels), self.random)
+        images = self.laid_out(mixup.blended(images, share))
         with tensor_cores(self.mixed):
             # Without a cache, which would outlive the capture that filled it.
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed, cache_enabled=False):
                 scores = self.network(images, self.random)
-                loss = self.loss(scores, labels, share)
+                losses = functools.partial(
+                    F.cross_entropy, scores, label_smoothing=self.settings.smoothing, reduction="none"
+                )
+                loss = mixup.mean_loss(losses, labels, share)
             gradients = torch.autograd.grad(loss, self.parameters)
         self.move(gradients)
         with torch.no_grad():
             wrong = (scores.argmax(1) != labels).sum() / len(labels)
             self.sums += torch.stack([loss.detach(), wrong])
-
-    def loss(self, scores: Tensor, labels: Tensor, share: Tensor | None) -> Tensor:
-        """The mean over images; with a share [N] of what was blended into each, that of its label too."""
-        smoothing = self.settings.smoothing
-        if share is None:
-            return F.cross_entropy(scores, labels, label_smoothing=smoothing)
-        own, others = (
-            F.cross_entropy(scores, each, label_smoothing=smoothing, reduction="none")
-            for each in (labels, labels.roll(1))
-        )
-        return torch.lerp(own, others, share).mean()
 
     def next_batch(self) -> Tensor:
         """The numbers of the next training images, shuffled anew where too few are left. int64 [batch]"""

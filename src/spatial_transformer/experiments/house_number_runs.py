@@ -18,7 +18,7 @@ from ..control_points import ThinPlateSpline
 from ..families import Affine
 from ..family import Family
 from ..sampling import warp
-from . import house_numbers
+from . import house_numbers, mixup
 from .arguments import UsageError
 from .data.clutter import below
 from .data.random_numbers import RandomNumbers, either_way
@@ -101,13 +101,16 @@ class HouseNumberRun(Descent):
         chosen = self.train_numbers[places]
         labels = self.labels[chosen]
         images = augmented(self.images[chosen], self.cell.data.size, self.settings, self.random)
+        share = mixup.shares(self.settings.blend, len(labels), self.random)
+        images = mixup.blended(images, share)
         if self.mixed:
             images = images.contiguous(memory_format=torch.channels_last)
         with tensor_cores(self.mixed):
             # Without a cache, which would outlive the capture that filled it.
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed, cache_enabled=False):
                 scores = self.trained(images, self.random)
-            loss = house_numbers.losses(scores.to(torch.float32), labels).mean()
+            losses = functools.partial(house_numbers.losses, scores.to(torch.float32))
+            loss = mixup.mean_loss(losses, labels, share)
             gradients = torch.autograd.grad(loss, self.parameters)
         self.move(gradients)
         with torch.no_grad():

@@ -212,11 +212,6 @@ class Views:
         )
 
 
-def blended(images: Tensor, share: Tensor) -> Tensor:
-    """Each image with so much of the one before it in the batch, the first of the last. share [N]"""
-    return torch.lerp(images, images.roll(1, 0), share[:, None, None, None])
-
-
 def coloured(images: Tensor, strength: float, random: RandomNumbers) -> Tensor:
     """With brightness, contrast and saturation times up to 1 - strength to 1 + strength. [N, 3, H, W]"""
     factors = 1 + strength * either_way(random, len(images), 3, 1, 1, 1)
