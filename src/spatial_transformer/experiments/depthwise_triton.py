@@ -236,12 +236,9 @@ def _convolved(
     """found[y, x] = sum over v, u of taps[v, u] given[STRIDE y + v - AROUND, STRIDE x + u - AROUND]; TURNED:
     of taps[SIDE - 1 - v, SIDE - 1 - u]."""
     channels = some * MULTIPLE
-    i_channel = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
-    m_channel = (i_channel < channels)[None, :]
+    i_channel, m_channel = _channels(channels, blocks, CHANNELS)
     top = tl.program_id(0) // blocks % strips * ROWS
-    i_column = tl.program_id(0) // blocks // strips * COLUMNS + tl.arange(0, COLUMNS)
-    m_column = i_column < count * wide
-    i_image, i_x = i_column // wide, i_column % wide
+    i_image, i_x, m_column = _columns(tl.program_id(0) // blocks // strips, count, wide, COLUMNS)
     i_given = (i_image * height * width + i_x * STRIDE)[:, None] * channels + i_channel[None, :]
     b_found = _zeros(ROWS, COLUMNS, CHANNELS)
     for u in tl.range(SIDE, num_stages=1):
@@ -283,12 +280,9 @@ def _spread(
     """By the input at a stride of 2, two by two of its pixels: found[2 y + p, 2 x + q] = sum over t, s of
     taps[2 t + p, 2 s + q] gradient[y - t, x - s]. half: pairs of a row."""
     channels = some * MULTIPLE
-    i_channel = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
-    m_channel = (i_channel < channels)[None, :]
+    i_channel, m_channel = _channels(channels, blocks, CHANNELS)
     top = tl.program_id(0) // blocks % strips * ROWS
-    i_column = tl.program_id(0) // blocks // strips * COLUMNS + tl.arange(0, COLUMNS)
-    m_column = i_column < count * half
-    i_image, i_x = i_column // half, i_column % half
+    i_image, i_x, m_column = _columns(tl.program_id(0) // blocks // strips, count, half, COLUMNS)
     i_given = (i_image * tall * wide + i_x)[:, None] * channels + i_channel[None, :]
     i_found = (i_image * height * width + 2 * i_x)[:, None] * channels + i_channel[None, :]
     ABOVE: tl.constexpr = SIDE // 2  # rows above its own that a pair takes from
@@ -331,8 +325,7 @@ def _correlated(
     deep: rows of the input in a tile, or pairs of them at a stride of 2; each: tiles of a part. A row meets
     the rows of the gradient around it, of which one comes and one goes from row to row."""
     channels = some * MULTIPLE
-    i_channel = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
-    m_channel = (i_channel < channels)[None, :]
+    i_channel, m_channel = _channels(channels, blocks, CHANNELS)
     i_part = tl.program_id(0) // blocks
     MET: tl.constexpr = (SIDE + STRIDE - 1) // STRIDE  # rows of the gradient
     # Two rows in a turn move fewer numbers from register to register, where there is room for them.
@@ -340,9 +333,7 @@ def _correlated(
     b_sums = _zeros(SIDE * SIDE, COLUMNS, CHANNELS)  # of one column of taps after the other
     for tile in tl.range(i_part * each, i_part * each + each, num_stages=1):
         first = tile % strips * deep
-        i_column = tile // strips * COLUMNS + tl.arange(0, COLUMNS)
-        m_column = i_column < count * wide
-        i_image, i_x = i_column // wide, i_column % wide
+        i_image, i_x, m_column = _columns(tile // strips, count, wide, COLUMNS)
         i_sent = (i_image * tall * wide + i_x)[:, None] * channels + i_channel[None, :]
         m_sent = m_column[:, None] & m_channel
         i_given = (i_image * height * width + i_x * STRIDE - AROUND)[:, None] * channels + i_channel[None, :]
@@ -374,6 +365,20 @@ def _correlated(
         for v in tl.static_range(SIDE):
             p_sum = p_sums + (i_part * SIDE * SIDE + v * SIDE + u) * channels + i_channel[None, :]
             tl.store(p_sum, tl.sum(b_sums[u * SIDE + v], 0, keep_dims=True), mask=m_channel)
+
+
+@triton.jit
+def _channels(channels, blocks, CHANNELS: tl.constexpr):
+    """Those of a program's block, and as a row which of them there are."""
+    i_channel = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
+    return i_channel, (i_channel < channels)[None, :]
+
+
+@triton.jit
+def _columns(tile, count, wide, COLUMNS: tl.constexpr):
+    """The image and the place in its rows of each column of a tile, and which of them there are."""
+    i_column = tile * COLUMNS + tl.arange(0, COLUMNS)
+    return i_column // wide, i_column % wide, i_column < count * wide
 
 
 @triton.jit
