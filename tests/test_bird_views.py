@@ -236,6 +236,12 @@ def test_what_is_reduced_is_smoothed():
     reduced = Views(16, share=1.0).middle(given, zero)
     assert reduced.std() < 0.25 * noise.float().std()
     assert reduced.mean() == pytest.approx(noise.float().mean(), abs=2)
+    # With a margin of half of it each way the noise is the middle of 32, reduced as before.
+    wider = Views(32, share=2.0, shape="whole").middle(given, zero)[:, :, 9:23, 9:23]
+    torch.testing.assert_close(wider, reduced[:, :, 1:15, 1:15], rtol=0, atol=0.1)
+    # And where views are no smaller than images, but hold more than all of them, it is reduced all the same.
+    margin = Views(80, share=2.0, shape="whole").middle(given, zero)[:, :, 22:58, 22:58]
+    assert margin.std() < 0.65 * noise.float().std()
 
 
 def test_colours_change_as_much_as_is_asked_for():

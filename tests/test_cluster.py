@@ -199,5 +199,7 @@ def test_workers_load_photographs_by_themselves(two_workers, tmp_path, monkeypat
     weights = [safetensors.load_file(job.weights) for job in (*alone, *spread)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[1])
     Path("data").rename("elsewhere")
-    with pytest.raises(cluster.TaskError, match=r"^64px/CNN, seed 0: SVHN's train is not here: .*data"):
+    with pytest.raises(
+        cluster.TaskError, match=r"^64px/CNN, seed 0: SVHN's train and test are not here: .*data"
+    ):
         cluster.train(lost, sent)

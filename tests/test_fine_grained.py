@@ -100,6 +100,19 @@ def test_crops_tile_the_image_at_the_start(backbone, crops):
         torch.testing.assert_close(torch.cat(rows, dim=2), image, rtol=0, atol=1e-2)
 
 
+@pytest.mark.parametrize("crops", [2, 4])
+@pytest.mark.parametrize("family", [st.Attention(), st.Affine()])
+def test_crops_of_any_size_start_as_those_of_half_the_image_do(backbone, crops, family):
+    """Rows of a table are compared: they are not to begin with other windows."""
+    half, free = (
+        FineGrained(backbone, crops=crops, size=2 * SIDE, side=SIDE, family=given).eval()
+        for given in (None, family)
+    )
+    image = images(2 * SIDE)
+    with torch.no_grad():
+        torch.testing.assert_close(free.seen(image), half.seen(image), rtol=0, atol=1e-3)
+
+
 def test_crops_are_what_warp_gives(backbone):
     """Of the image in full, not of what the localiser sees; beyond the image they are a backbone's zero."""
     network = moved(FineGrained(backbone, crops=2, size=2 * SIDE, side=SIDE)).eval()

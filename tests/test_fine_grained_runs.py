@@ -160,12 +160,15 @@ def test_a_step_is_that_of_sgd(flock, backbone):
     changes = {"weight_decay": 0.01, "localiser_rate": 0.01, "classifier_rate": 3.0, "steps": 6}
     run, other = (started(flock, backbone, crops=2, **changes) for _ in range(2))
     network, settings = other.network, other.settings
+    start = network.transformer.head.bias
     rates = [
-        (network.transformer, settings.localiser_rate),
-        (network.streams, 1.0),
-        (network.classifier, settings.classifier_rate),
+        ([each for each in network.transformer.parameters() if each is not start], settings.localiser_rate),
+        ([start], settings.localiser_rate),
+        (network.streams.parameters(), 1.0),
+        (network.classifier.parameters(), settings.classifier_rate),
     ]
-    groups = [{"params": list(part.parameters()), "pace": pace, "lr": 0.1} for part, pace in rates]
+    groups = [{"params": list(part), "pace": pace, "lr": 0.1} for part, pace in rates]
+    groups[1]["weight_decay"] = 0.0  # a transformer that forgot where it starts would look at a point
     optimiser = torch.optim.SGD(groups, momentum=0.9, weight_decay=0.01)
     for step in range(4):
         chosen = other.next_batch()
@@ -280,8 +283,12 @@ def test_an_image_and_its_mirror_image_can_be_judged_together(flock, backbone):
     images, mirrored = (one.views.middle(one.test, torch.arange(16), mirrored=way) for way in (False, True))
     with torch.no_grad():
         scores = one.network(images).softmax(1) + one.network(mirrored).softmax(1)
-    assert torch.equal(both.tested().predictions, scores.argmax(1))
-    assert not torch.equal(both.tested().predictions, one.tested().predictions)
+        theta = one.network.theta(images)
+        assert not torch.equal(theta, one.network.theta(mirrored))
+    found = both.tested()
+    assert torch.equal(found.predictions, scores.argmax(1))
+    assert not torch.equal(found.predictions, one.tested().predictions)
+    torch.testing.assert_close(found.theta, theta)  # of the image as it is, whatever is measured and drawn
 
 
 def test_norms_are_kept_up_or_frozen(flock, backbone):

@@ -268,6 +268,14 @@ def test_numbers_are_blended_as_their_labels_are(numbers):
     torch.testing.assert_close(run.velocity, velocity, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("views", [1, 2])
+def test_what_is_moved_is_read_off_the_looser_crops(views, numbers):
+    """So that at 64 px there is something beyond the borders."""
+    plain, moved = started("64px/CNN", numbers), started("64px/CNN", numbers, shift=0.1, views=views)
+    assert (plain.images.shape[-1], plain.test_images.shape[-1]) == (64, 64)
+    assert (moved.images.shape[-1], moved.test_images.shape[-1]) == (128, 128 if views > 1 else 64)
+
+
 def test_erased():
     """A square of each image, of up to that side, about a middle that is anywhere; the rest stays."""
     pixels = torch.full((3000, 3, 64, 64), 255, dtype=torch.uint8)
@@ -329,11 +337,17 @@ def test_extra_numbers_are_trained_on_where_they_are_asked_for(numbers, folder, 
 
 @pytest.mark.parametrize("name", ["64px/CNN", "64px/ST-CNN Multi"])
 def test_a_step_is_that_of_sgd(name, numbers):
-    """Against torch's own optimiser: weight decay everywhere, localisers at a tenth of the rate."""
+    """Against torch's own optimiser: weights decay, but for those that transformers start at, and localisers
+    learn at a tenth of the rate."""
     run, other = (unlike(started(name, numbers)) for _ in range(2))
-    slow = [p for key, p in other.network.named_parameters() if key.startswith("transformers.")]
-    fast = [p for key, p in other.network.named_parameters() if not key.startswith("transformers.")]
-    groups = [{"params": fast}, {"params": slow, "lr": 0.001}] if slow else [{"params": fast}]
+    named = dict(other.network.named_parameters())
+    starts = [p for key, p in named.items() if key.endswith("head.bias")]
+    slow = [p for key, p in named.items() if key.startswith("transformers.") and "head.bias" not in key]
+    fast = [p for key, p in named.items() if not key.startswith("transformers.")]
+    assert len(starts) == (4 if "Multi" in name else 0)
+    groups = [{"params": fast}]
+    if starts:
+        groups += [{"params": slow, "lr": 0.001}, {"params": starts, "lr": 0.001, "weight_decay": 0.0}]
     optimiser = torch.optim.SGD(groups, lr=0.01, momentum=0.9, weight_decay=0.0005)
     for _ in range(3):
         run.step()
@@ -347,6 +361,19 @@ def test_a_step_is_that_of_sgd(name, numbers):
     moved = (run.weights - before).abs()
     torch.testing.assert_close(run.weights, other.weights, rtol=1e-5, atol=1e-7)
     assert moved.max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["64px/ST-CNN Single", "64px/ST-CNN Multi"])
+def test_what_transformers_look_at_does_not_decay(name, numbers):
+    """Where no gradient comes they stay at the identity, however long and strongly weights decay."""
+    run = started(name, numbers, weight_decay=0.5, localiser_rate=1.0, steps=60, learning_rate=0.05)
+    run.set_rate()
+    for _ in range(50):
+        run.move([torch.zeros_like(each) for each in run.parameters])
+    assert float(run.network.places.weight.detach().abs().max()) < 0.1
+    identity = torch.tensor([1.0, 0, 0, 0, 1, 0])
+    for each in run.network.transformers:
+        assert torch.equal(each.head.bias.detach(), identity)
 
 
 def test_localisers_begin_to_learn_later(numbers, monkeypatch):

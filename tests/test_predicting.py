@@ -150,7 +150,7 @@ def test_where_it_looks_is_drawn_on_the_picture(flock, monkeypatch):
     kept.tensors["transformer.head.weight"].zero_()
     kept.tensors["transformer.head.bias"].copy_(torch.tensor([0.1, 0.2, -0.3, 0.0]))
     image = flock.birds.image(int(flock.birds.split("test")[0]))
-    (answer,), figure = bird_predictions.predict(predicting.cell_of(kept), kept, [image], ["mine.png"])
+    (answer,), figure = bird_predictions.predict(predicting.cell_of(kept), kept, [("mine.png", image)])
     (axes,) = figure.axes
     best = answer.split(" (")[0]
     assert axes.get_xlabel() == f"mine.png\n{best}"
@@ -234,6 +234,40 @@ def test_pictures_are_opened_one_after_the_other(numbers, monkeypatch):
     )
     assert main(["predict", str(weights), *paths]) == 0
     assert order == ["opened", "resized"] * 3
+
+
+def test_pictures_that_cannot_be_read_do_not_lose_the_others(numbers, capsys):
+    weights = trained(numbers, "64px/ST-CNN Single")
+    first, second = (picture(numbers.test.tight[at], f"{at}.png") for at in (0, 1))
+    main(["predict", str(weights), first, second])
+    good = capsys.readouterr().out
+    Path("text.png").write_text("no picture")
+    Path("empty.png").write_bytes(b"")
+    assert main(["predict", str(weights), "text.png", first, "empty.png", second]) == 1
+    found = capsys.readouterr()
+    assert good.endswith(found.out)  # which may begin with what was said of training
+    assert found.out.splitlines()[-1] == "predictions.png"
+    assert [line.split(" cannot")[0] for line in found.err.splitlines()] == [
+        "stn: text.png",
+        "stn: empty.png",
+    ]
+    assert main(["predict", str(weights), "text.png", "empty.png"]) == 1
+    found = capsys.readouterr()
+    assert not found.out
+    assert "text.png cannot be read" in found.err
+    assert "empty.png cannot be read" in found.err
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_what_is_read_is_not_written_over(which, numbers, capsys):
+    weights = trained(numbers, "64px/ST-CNN Single")
+    read = [str(weights), picture(numbers.test.tight[0], "1.png")]
+    before = Path(read[which]).read_bytes()
+    link = Path("link.png")
+    link.symlink_to(Path(read[which]).resolve())
+    assert main(["predict", *read, "--out", str(link)]) == 2
+    assert "--out must be a file of its own: link.png is one of those to read" in capsys.readouterr().err
+    assert Path(read[which]).read_bytes() == before
 
 
 def test_what_cannot_be_predicted(numbers, capsys, tmp_path):

@@ -50,7 +50,7 @@ def test_a_folder(tmp_path, mat, where):
         [1, 9, 10, 10, 10],
         [0, 10, 10, 10, 10],
         [1, 2, 3, 4, 5],
-        [3, 7, 10, 10, 10],  # ordered by their left edges
+        [7, 3, 10, 10, 10],  # as they are filed, whatever their left edges
     ]
     assert found.lengths.tolist() == [2, 1, 5, 2]
     assert found.names == ["1.png", "2.png", "3.png", "4.png"]

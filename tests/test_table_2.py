@@ -82,9 +82,9 @@ def test_from_archives_to_a_table(tmp_path, capsys, monkeypatch):
 def test_without_the_data(tmp_path, capsys):
     assert main(["train", "svhn", "--data-dir", str(tmp_path)]) == 1
     said = capsys.readouterr().err
-    assert "SVHN's train is not here: no train or train.tar.gz" in said
+    assert "SVHN's train and test are not here: no train or train.tar.gz and no test or test.tar.gz" in said
     assert str(tmp_path) in said
-    assert "get train.tar.gz from http://ufldl.stanford.edu/housenumbers" in said
+    assert "get train.tar.gz and test.tar.gz from http://ufldl.stanford.edu/housenumbers" in said
 
 
 @pytest.mark.parametrize("command", ["train", "table", "draw"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -22,17 +22,15 @@ SAID = 3  # species that are named of a picture
 LETTERS = 32  # of a name below a picture
 
 
-def predict(
-    cell: Cell, weights: Weights, images: Iterable[Tensor], names: Sequence[str]
-) -> tuple[list[str], Any]:
-    """The likeliest species on each picture uint8 [3, H, W] with their probabilities, and a figure of where
-    the transformers look on the first of them; None without any."""
+def predict(cell: Cell, weights: Weights, pictures: Iterable[tuple[str, Tensor]]) -> tuple[list[str], Any]:
+    """The likeliest species on each picture, a name and uint8 [3, H, W], with their probabilities, and a
+    figure of where the transformers look on the first of them; None without any."""
     settings, known = settings_of(cell), [species(name) for name in weights.names]
     network = build(cell, Features(SCALES[settings.backbone]), len(known)).eval()
     network.load_state_dict(weights.tensors)
-    answers, likeliest = list[str](), list[str]()
+    answers, captions = list[str](), list[tuple[str, str]]()
     thetas, shown = list[Tensor](), list[Tensor]()
-    for image in images:  # one by one: each is of its own size, and may be large
+    for name, image in pictures:  # one by one: each is of its own size, and may be large
         given, chosen = photograph(image), torch.zeros(1, dtype=torch.int64)
         with torch.no_grad():
             chances, theta = judged(network, settings, cell.data.size, given, chosen)
@@ -41,16 +39,13 @@ def predict(
             (known[at], chance)
             for at, chance in zip(most.indices.tolist(), most.values.tolist(), strict=True)
         ]
-        answers.append(", ".join(f"{name} ({100 * chance:.0f} %)" for name, chance in said))
-        likeliest.append(said[0][0])
+        answers.append(", ".join(f"{bird} ({100 * chance:.0f} %)" for bird, chance in said))
+        captions.append((f"{shortened(name, LETTERS)}\n{said[0][0]}", INK))
         if len(shown) < DRAWN:
             thetas.append(theta)
             shown.append(as_shown(views_of(settings, SEEN), given, chosen))
     if cell.model.transformer is None:
         return answers, None
-    captions = [
-        (f"{shortened(name, LETTERS)}\n{found}", INK) for name, found in zip(names, likeliest, strict=True)
-    ]
     looks = corners(family_of(cell.model, cell.data), torch.cat(thetas))
     found = Shown(torch.cat(shown), looks, None, captions)
     return answers, pictures_of_birds.windows(found, cell.model.name, cell.data.kind)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..family import Family
-from ..localisers import Head
+from ..localisers import Head, tiles
 from ..module import SpatialTransformer
 from .data.random_numbers import RandomNumbers
 from .efficientnet_lite import MEAN, REDUCTION, Features
@@ -17,6 +17,7 @@ from .networks import FAMILIES, dropped, orthogonal
 SPECIES = 200
 SIDE = 224  # of what a backbone gets to see
 UNITS = 128  # of the localiser's own layers
+HALF = 0.5  # of the image's width and height: a crop, or where it can be of any size, the start of it
 DROPOUT = 0.7
 
 
@@ -31,8 +32,8 @@ class FineGrained(nn.Module):
     size: of the images that crops are taken from; where it is a multiple of ``side``, such as 448, the
         localiser gets them reduced to that.
     side: of the crops.
-    family: of what crops are; windows of half the image's size unless it is given. They tile the image at
-        the start, as nearly as the family can.
+    family: of what crops are; windows of half the image's size unless it is given. So large are they all at
+        the start, and lie where boxes would that tile the image: four of them do.
     dropout: the share of the descriptors' numbers that ``forward`` leaves out, where it is given ``random``.
     skipped: likewise, the share of images that the backbones' last blocks are left out for, as ``Features``
         has it; not those of the localiser, whose windows would jump.
@@ -54,11 +55,12 @@ class FineGrained(nn.Module):
         self.transformer: SpatialTransformer | None = None
         if crops:
             family = FAMILIES["window"]() if family is None else family
+            start = torch.stack([family.crop(centre, [HALF, HALF]) for centre, _ in tiles(crops, 2)])
             # Crops that leave the image see what backbones take for nothing.
             self.transformer = SpatialTransformer(
                 PartLocaliser(backbone, size, side),
                 family,
-                head=Head(UNITS, family, copies=crops, start="tile"),
+                head=Head(UNITS, family, copies=crops, start=start),
                 size=(side, side),
                 padding=MEAN,
             )

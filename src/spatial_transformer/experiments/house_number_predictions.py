@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -21,21 +21,20 @@ from .spec import Cell
 LETTERS = 18  # of a name above a picture
 
 
-def predict(
-    cell: Cell, weights: Weights, images: Iterable[Tensor], names: Sequence[str]
-) -> tuple[list[str], Any]:
-    """The number on each picture uint8 [3, H, W] with its probability, and a figure of where the transformers
-    look on the first of them; None without any."""
+def predict(cell: Cell, weights: Weights, pictures: Iterable[tuple[str, Tensor]]) -> tuple[list[str], Any]:
+    """The number on each picture, a name and uint8 [3, H, W], with its probability, and a figure of where the
+    transformers look on the first of them; None without any."""
     network = house_number_runs.build(cell)
     network.load_state_dict(weights.tensors)
-    answers, numbers, pixels, thetas = [], [], [], []
-    for image in images:  # one by one: they may be many, and large
+    answers, names, numbers, pixels, thetas = [], [], [], [], []
+    for name, image in pictures:  # one by one: they may be many, and large
         crop = resized(image, cell.data.size)[None]
         views = RandomNumbers(house_number_runs.VIEWED)
         with torch.no_grad():
             chances, theta = house_number_runs.judged(network, cell, crop, views)
         likely, (number,) = chances.max(2)
         answers.append(f"{written(number) or 'no number'} ({100 * float(likely.prod()):.0f} % sure)")
+        names.append(name)
         numbers.append(number)
         pixels.append(crop)
         thetas.append(theta)

@@ -97,8 +97,10 @@ def species(name: str) -> str:
     """
     >>> species("001.Black_footed_Albatross")
     'Black footed Albatross'
+    >>> species("Heron")
+    'Heron'
     """
-    return name.partition(".")[2].replace("_", " ")
+    return name.rpartition(".")[2].replace("_", " ")
 
 
 def windows(given: Shown, title: str, footer: str) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,17 @@ import torch
 from torch import Tensor
 
 from . import bird_predictions, checkpoints, figures, house_number_predictions
-from .arguments import file_to_read, picture_to_write
+from .arguments import UsageError, file_to_read, picture_to_write
 from .catalogue import EXPERIMENTS
 from .checkpoints import CheckpointError, Weights
 from .own_pictures import in_colour
 from .spec import Cell
+from .statuses import BROKEN
 
-# A cell, its weights, pictures uint8 [3, H, W] and their names -> an answer for each, in words, and a figure
-# of where the transformers look on the first ``DRAWN``, None where there are none. RuntimeError where the
+# A cell, its weights, names and pictures uint8 [3, H, W] -> an answer for each, in words, and a figure of
+# where the transformers look on the first ``DRAWN``, None where there are none. RuntimeError where the
 # weights do not fit.
-Predicts = Callable[[Cell, Weights, Iterable[Tensor], Sequence[str]], tuple[list[str], Any]]
+Predicts = Callable[[Cell, Weights, Iterable[tuple[str, Tensor]]], tuple[list[str], Any]]
 
 # By task.
 PREDICTS: dict[str, Predicts] = {
@@ -56,7 +58,7 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Predicts, and gives the exit status."""
+    """Predicts, and gives the exit status; pictures that cannot be read are named after the other answers."""
     weights = checkpoints.load_weights(given.weights)
     try:
         cell = cell_of(weights)
@@ -65,23 +67,40 @@ def run(given: argparse.Namespace) -> int:
     if cell.task.name not in PREDICTS:
         known = ", ".join(name for name, one in EXPERIMENTS.items() if one.task.name in PREDICTS)
         raise ValueError(f"{given.weights} is of {cell.experiment}: there are predictions of {known} alone")
+    read = [path.resolve() for path in (given.weights, *given.images)]
+    if cell.model.transformer is not None and given.out.resolve() in read:
+        raise UsageError(f"--out must be a file of its own: {given.out} is one of those to read")
     if not all(bool(values.isfinite().all()) for values in weights.tensors.values()):
         raise CheckpointError(f"{given.weights} is broken: it has weights that are no numbers")
-    images = (opened(path) for path in given.images)  # as they are needed: photographs are large
+    readable, broken = list[Path](), list[ValueError]()
+
+    def pictures() -> Iterator[tuple[str, Tensor]]:
+        for path in given.images:  # as they are needed: photographs are large
+            try:
+                picture = opened(path)
+            except ValueError as error:
+                broken.append(error)
+            else:
+                readable.append(path)
+                yield path.name, picture
+        if not readable:
+            raise ValueError("\n".join(map(str, broken)))
+
     try:
-        names = [path.name for path in given.images]
-        answers, figure = PREDICTS[cell.task.name](cell, weights, images, names)
+        answers, figure = PREDICTS[cell.task.name](cell, weights, pictures())
     except RuntimeError as error:
         # torch lists all weights, which are hundreds.
         why = textwrap.shorten(str(error), MESSAGE, placeholder=" ...")
         raise CheckpointError(f"{given.weights} does not fit {cell.name}: {why}") from error
-    for path, answer in zip(given.images, answers, strict=True):
+    for path, answer in zip(readable, answers, strict=True):
         print(f"{path}: {answer}")
     if figure is not None:
         figures.save(figure, given.out)
-        more = len(given.images) - figures.DRAWN
+        more = len(readable) - figures.DRAWN
         print(f"{given.out} (without the last {more:,})" if more > 0 else given.out)
-    return 0
+    for reason in broken:
+        print(f"stn: {reason}", file=sys.stderr)
+    return BROKEN if broken else 0
 
 
 def cell_of(weights: Weights) -> Cell:

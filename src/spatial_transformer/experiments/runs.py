@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..localisers import Head
 from . import measures, networks
 from .arguments import UsageError
 from .data.clutter import below
@@ -87,7 +88,8 @@ class Descent(Resumable):
 
     build: makes the network, out of torch's random numbers.
     rates: times the learning rate, for parts of the network by how the names of their parameters begin.
-    decay: of the weights, all of them.
+    decay: of the weights, but for the biases of ``Head``: a transformer starts at these, and without them it
+        would look at a point.
     """
 
     def __init__(
@@ -111,8 +113,7 @@ class Descent(Resumable):
         self.weights = joined(self.parameters)
         self.velocity = torch.zeros_like(self.weights)
         self.rates = {part: torch.tensor(rate, device=self.device) for part, rate in (rates or {}).items()}
-        self.stretches = stretches(self.network, list(self.rates))
-        self.decay = decay
+        self.stretches = stretches(self.network, list(self.rates), decay)
         self.rate = torch.zeros((), device=self.device)
         self.sums = torch.zeros(2, device=self.device)
         self.kept = {"velocity": self.velocity, "sums": self.sums}  # in a state, beside the network
@@ -124,15 +125,16 @@ class Descent(Resumable):
         """The weights, down the gradients of the parameters."""
         gradient, momentum = torch.cat([part.reshape(-1) for part in gradients]), self.cell.settings.momentum
         if self.kernels is not None:
-            for stretch, part in self.stretches:
+            for stretch, part, decay in self.stretches:
                 some = (each[stretch] for each in (self.weights, self.velocity, gradient))
                 share = None if part is None else self.rates[part]
-                self.kernels.descend(*some, self.rate, share, momentum=momentum, decay=self.decay)
+                self.kernels.descend(*some, self.rate, share, momentum=momentum, decay=decay)
             return
-        if self.decay:
-            gradient.add_(self.weights, alpha=self.decay)
+        for stretch, _, decay in self.stretches:
+            if decay:
+                gradient[stretch].add_(self.weights[stretch], alpha=decay)
         torch.add(gradient, self.velocity, alpha=momentum, out=self.velocity)
-        for stretch, part in self.stretches:
+        for stretch, part, _ in self.stretches:
             rate = self.rate if part is None else self.rate * self.rates[part]
             self.weights[stretch].addcmul_(self.velocity[stretch], rate, value=-1)
 
@@ -246,21 +248,31 @@ def joined(parameters: list[Any]) -> Tensor:
     return flat
 
 
-def stretches(network: nn.Module, parts: Sequence[str]) -> list[tuple[slice, str | None]]:
-    """The parameters laid out one behind another, cut where another part of the network begins, and which of
-    the parts each stretch is of, by how the names of its parameters begin; None: of none.
+class Stretch(NamedTuple):
+    """Of parameters laid out one behind another, what is moved alike."""
+
+    of: slice
+    part: str | None  # of the network, by how the names of its parameters begin; None: of none
+    decay: float
+
+
+def stretches(network: nn.Module, parts: Sequence[str], decay: float = 0.0) -> list[Stretch]:
+    """The parameters, cut where another part of the network begins, and about those that do not decay.
 
     >>> stretches(nn.Sequential(nn.Linear(2, 1), nn.PReLU(), nn.Linear(1, 1)), ["2."])
-    [(slice(0, 4, None), None), (slice(4, 6, None), '2.')]
+    [Stretch(of=slice(0, 4, None), part=None, decay=0.0), Stretch(of=slice(4, 6, None), part='2.', decay=0.0)]
     """
+    spared = {f"{name}.bias" for name, module in network.named_modules() if isinstance(module, Head)}
 
-    def part_of(named: tuple[str, Tensor]) -> str | None:
-        return next((part for part in parts if named[0].startswith(part)), None)
+    def alike(named: tuple[str, Tensor]) -> tuple[str | None, float]:
+        name, _ = named
+        part = next((part for part in parts if name.startswith(part)), None)
+        return part, 0.0 if name in spared else decay
 
     found, start = [], 0
-    for part, some in itertools.groupby(network.named_parameters(), key=part_of):
+    for (part, its_decay), some in itertools.groupby(network.named_parameters(), key=alike):
         end = start + sum(parameter.numel() for _, parameter in some)
-        found.append((slice(start, end), part))
+        found.append(Stretch(slice(start, end), part, its_decay))
         start = end
     return found
 

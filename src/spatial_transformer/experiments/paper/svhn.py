@@ -175,12 +175,14 @@ DEPARTURES = (
     "of Goodfellow et al. 2013, whom it follows.",
     "Crops that leave the photograph repeat its border.",
     "The loss is the mean of the five places, those after the last digit counted with the null class, at a "
-    "learning rate of 0.04; of their sum that is 0.008, and A.5 has 0.01.",
+    "learning rate of 0.04; of their sum that is 0.008, and A.5 has 0.01. (At 128 px half of it, see above.)",
     "Dropout is of what a layer gives, pooled and transformed; localisers see maps with nothing missing.",
-    "Weights start normally, so that signals keep their strength; localisers orthogonal, the last of their "
-    "layers a quarter as strong.",
+    "Weights start normally, so that signals keep their strength, the five classifiers' as PyTorch has it; "
+    "localisers orthogonal, the last of their layers a quarter as strong.",
     "Transformers give as much as they get, at 128 px too, and zeros where they look beyond it.",
-    "Weights decay, biases too.",
+    "Weights decay, biases too, but for those that transformers start at, the identity: without it they "
+    "would look at a point.",
+    "A batch is drawn from all images, each time anew: in a pass some are seen twice, and some not at all.",
     "On a GPU layers multiply bfloat16, and weights and their steps are float32 (precision=mixed).",
 )
 
@@ -202,6 +204,8 @@ EXPERIMENT = Experiment(
         "At 128 px the learning rate is half that of 64 px, 0.02, and comes in over the first 1,000 steps: "
         "at 0.04 from the first step on ST-CNN Multi was at chance to the end (learning_rate=0.04 "
         "rate_rise=0).",
+        "In the runs at 64 px with seed 0, which are older than the others, what transformers start at "
+        "decays as other weights do: by that alone, each would come to look at 0.85 times the width.",
         *DEPARTURES,
     ),
     task=TASK,
