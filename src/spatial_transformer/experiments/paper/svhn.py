@@ -205,8 +205,8 @@ EXPERIMENT = Experiment(
         "at 0.04 from the first step on ST-CNN Multi was at chance to the end (learning_rate=0.04 "
         "rate_rise=0).",
         "In the runs at 64 px with seed 0, which are older than the others, what transformers start at "
-        "decays as other weights do: by that alone, each would come to look at 0.85 times the width. Of three "
-        "test numbers they had the digits in another order than is published.",
+        "decays as other weights do: by that alone, each would come to look at 0.85 times the width. Of "
+        "three test numbers they had the digits in another order than is published.",
         *DEPARTURES,
     ),
     task=TASK,
