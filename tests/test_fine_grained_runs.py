@@ -186,6 +186,22 @@ def test_a_step_is_that_of_sgd(flock, backbone):
     assert not torch.equal(run.network.transformer.head.bias.detach(), run.start.flatten())
 
 
+def test_the_localiser_can_begin_to_learn_later(flock, backbone):
+    """With the stage that begins after that share of the steps; rates are set anew at each of them."""
+    changes = {"steps": 12, "stages": 4, "localiser_rate": 0.1, "crops": 2}
+    run = started(flock, backbone, localiser_start=0.3, **changes)
+    assert [run.settings.localises(step) for step in range(12)] == [False] * 6 + [True] * 6
+    head = run.network.transformer.head
+    before = run.network.classifier.weight.detach().clone()
+    advanced(run, 6)
+    assert torch.equal(head.bias.detach(), run.start.flatten())
+    assert not head.weight.any()
+    assert not torch.equal(run.network.classifier.weight.detach(), before)
+    advanced(run, 1)
+    assert head.weight.any()
+    assert started(flock, backbone, **changes).settings.localises(0)
+
+
 def test_images_are_blended_as_their_labels_are(flock, backbone):
     """Mixup: against soft labels, and images put together by hand. Without it nothing more is drawn."""
     run, other, plain = (started(flock, backbone, blend=blend) for blend in (0.4, 0.4, 0.0))

@@ -65,6 +65,7 @@ def test_the_rate_changes_where_a_run_is_stopped_for_it_and_nowhere_else(steps):
         ({"shape": "round"}, "shape must be one of square, image, whole, got 'round'"),
         ({"least": 0.0}, "least must be more than 0 and at most 1, got 0.0"),
         ({"share": 1.5}, "share must be more than 0 and at most 1, got 1.5"),
+        ({"localiser_start": 1.0}, "localiser_start must be at least 0 and less than 1, got 1.0"),
         ({"share": 2.5, "shape": "whole"}, "share must be more than 0 and at most 2, got 2.5"),
         ({"aspect": 0.5}, "aspect must be a number of at least 1, got 0.5"),
         ({"colour": 1.0}, "colour must be at least 0 and less than 1, got 1.0"),

@@ -35,6 +35,7 @@ from .runs import Descent, Tested, tensor_cores
 from .spec import Cell
 
 LAYOUTS = {"channels-last": torch.channels_last, "contiguous": torch.contiguous_format}
+LOCALISER = "transformer."  # how the names of its parameters begin
 TESTED_AT_ONCE = 64  # images
 
 
@@ -116,7 +117,7 @@ class FineGrainedRun(Descent):
             seed,
             device,
             lambda: build(cell, data.backbone(settings.backbone), len(self.names)),
-            rates={"transformer.": settings.localiser_rate, "classifier.": settings.classifier_rate},
+            rates={LOCALISER: settings.localiser_rate, "classifier.": settings.classifier_rate},
             decay=settings.weight_decay,
         )
         self.settings = settings
@@ -135,6 +136,11 @@ class FineGrainedRun(Descent):
         self.place = torch.full((1,), len(self.train), device=self.device)
         self.kept |= {"order": self.order, "place": self.place}
         self.learn()
+
+    def set_rate(self) -> None:
+        super().set_rate()
+        localises = self.settings.localises(self.step_number)
+        self.rates[LOCALISER].fill_(self.settings.localiser_rate if localises else 0.0)
 
     def learn(self) -> None:
         """As it is trained; norms that are frozen keep to the statistics they have."""

@@ -51,6 +51,7 @@ class BirdSettings(Settings):
     warm_up: float = 0.05  # share of the steps during which the rate rises to where the schedule has it
     classifier_rate: float = 5.0  # times the learning rate: it alone starts at random
     localiser_rate: float = 1e-4  # "the base learning rate multiplied by" it, "for stability"
+    localiser_start: float = 0.0  # share of the steps after which, from the next stage on, localisers learn
     weight_decay: float = 1e-5
     dropout: float = 0.4
     skipped: float = 0.0  # share of images that a backbone's last block is left out for; fewer before it
@@ -80,7 +81,7 @@ class BirdSettings(Settings):
         for name, most in (("following", 1), ("least", 1), ("share", 2 if self.shape == "whole" else 1)):
             if not 0 < getattr(self, name) <= most:
                 raise ValueError(f"{name} must be more than 0 and at most {most}, got {getattr(self, name)}")
-        for name in ("warm_up", "dropout", "skipped", "smoothing", "colour"):
+        for name in ("localiser_start", "warm_up", "dropout", "skipped", "smoothing", "colour"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and less than 1, got {getattr(self, name)}")
         if not 0 <= self.rotation <= 180:
@@ -94,6 +95,10 @@ class BirdSettings(Settings):
                 raise ValueError(
                     f"{name} must be one of {', '.join(map(str, known))}, got {getattr(self, name)!r}"
                 )
+
+    def localises(self, step: int) -> bool:
+        """Whether localisers learn at a step."""
+        return step * self.stages // self.steps >= self.localiser_start * self.stages
 
     def rate(self, step: int) -> float:
         """The learning rate of a step: where the schedule is in the middle of the step's stage."""
