@@ -137,16 +137,7 @@ class Convolved(torch.autograd.Function):
         needs = ctx.needs_input_grad
         ctx.save_for_backward(x if needs[1] else None, taps if needs[0] else None)
         ctx.maps, ctx.ways = maps, (side, stride, around)
-        found = torch.empty(
-            count, channels, tall, wide, dtype=x.dtype, device=x.device, memory_format=torch.channels_last
-        )
-        tiles = tiles_of(count, channels, tall, wide)
-        launch(
-            _convolved, tiles.grid, None,
-            x, taps, found, *maps, tiles.strips, tiles.blocks,
-            MULTIPLE, side, stride, around, False, *tiles.shape,
-        )  # fmt: skip
-        return found
+        return by_output(x, taps, maps, *ctx.ways)
 
     @staticmethod
     @once_differentiable
@@ -166,21 +157,32 @@ def taps_first(weight: Tensor) -> Tensor:
     return taps.copy_(weight.flatten(1).t())
 
 
+def unwritten(like: Tensor, height: int, width: int) -> Tensor:
+    """Maps of that size, channels last. [N, C, height, width]"""
+    size = (*like.shape[:2], height, width)
+    return torch.empty(size, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+
+
+def by_output(
+    x: Tensor, taps: Tensor, maps: Maps, side: int, stride: int, around: int, *, turned: bool = False
+) -> Tensor:
+    """What ``_convolved`` gives. [N, C, H', W']"""
+    found = unwritten(x, maps.tall, maps.wide)
+    tiles = tiles_of(maps.count, maps.channels, maps.tall, maps.wide)
+    launch(
+        _convolved, tiles.grid, None,
+        x, taps, found, *maps, tiles.strips, tiles.blocks,
+        MULTIPLE, side, stride, around, turned, *tiles.shape,
+    )  # fmt: skip
+    return found
+
+
 def by_input(gradient: Tensor, taps: Tensor, maps: Maps, side: int, stride: int, around: int) -> Tensor:
     """[N, C, H, W]"""
-    count, _, height, width, *_ = maps
-    found = torch.empty(
-        count, maps.channels, height, width,
-        dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last,
-    )  # fmt: skip
     if stride == 1:  # a convolution with the taps turned by half a turn, since zeros are as many on all sides
-        tiles = tiles_of(count, maps.channels, height, width)
-        launch(
-            _convolved, tiles.grid, None,
-            gradient, taps, found, *maps, tiles.strips, tiles.blocks,
-            MULTIPLE, side, stride, around, True, *tiles.shape,
-        )  # fmt: skip
-        return found
+        return by_output(gradient, taps, maps, side, stride, around, turned=True)
+    count, _, height, width, *_ = maps
+    found = unwritten(gradient, height, width)
     pairs = -(-height // 2), -(-width // 2)
     tiles = tiles_of(count, maps.channels, *pairs, rows=ROWS_OF_PAIRS)
     launch(

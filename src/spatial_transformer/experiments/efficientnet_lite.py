@@ -153,22 +153,22 @@ def switched(what: str, wanted: bool) -> Iterator[None]:
 
 
 def kernels_for(x: Tensor, norm: nn.BatchNorm2d) -> Any:
-    """``norms_triton`` where it is to go through the maps once for all that is done to them, on a GPU and in
-    training; None where PyTorch is."""
-    if not (_in_kernels["norms"] and x.is_cuda and norm.training):
-        return None
-    kernels = with_triton("norms_triton", __package__)
-    return None if kernels is None or kernels.why_not(x, norm) is not None else kernels
+    """``norms_triton`` where it is to go through the maps once for all that is done to them; None where
+    PyTorch is."""
+    return in_training("norms", x, norm)
 
 
 def depthwise_for(x: Tensor, convolution: nn.Conv2d) -> Any:
-    """``depthwise_triton`` where it is to convolve, on a GPU and in training, with a filter for each channel;
-    None where cuDNN is."""
-    depthwise = convolution.groups == convolution.in_channels > 1
-    if not (_in_kernels["depthwise"] and x.is_cuda and convolution.training and depthwise):
+    """``depthwise_triton`` where it is to convolve; None where cuDNN is."""
+    return in_training("depthwise", x, convolution)
+
+
+def in_training(what: str, x: Tensor, module: nn.Module) -> Any:
+    """Kernels that are switched on and do what a module does to its input, on a GPU and in training."""
+    if not (_in_kernels[what] and x.is_cuda and module.training):
         return None
-    kernels = with_triton("depthwise_triton", __package__)
-    return None if kernels is None or kernels.why_not(x, convolution) is not None else kernels
+    kernels = with_triton(f"{what}_triton", __package__)
+    return None if kernels is None or kernels.why_not(x, module) is not None else kernels
 
 
 class Block(nn.Module):

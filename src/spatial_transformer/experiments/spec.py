@@ -91,10 +91,14 @@ class Settings:
         if self.held_out < 0:
             raise ValueError(f"held_out must be at least 0, got {self.held_out}")
 
+    def stage(self, step: int) -> int:
+        """Which stage a step is of, both counted from 0."""
+        return step * self.stages // self.steps
+
     def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """The learning rate of a step."""
         try:
-            return self.learning_rate / self.drop ** (step * self.stages // self.steps)
+            return self.learning_rate / self.drop ** self.stage(step)
         except OverflowError:  # of a drop that leaves nothing
             return 0.0
 

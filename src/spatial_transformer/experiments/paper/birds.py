@@ -98,11 +98,11 @@ class BirdSettings(Settings):
 
     def localises(self, step: int) -> bool:
         """Whether localisers learn at a step."""
-        return step * self.stages // self.steps >= self.localiser_start * self.stages
+        return self.stage(step) >= self.localiser_start * self.stages
 
     def rate(self, step: int) -> float:
         """The learning rate of a step: where the schedule is in the middle of the step's stage."""
-        stage = step * self.stages // self.steps
+        stage = self.stage(step)
         done = (stage + 0.5) / self.stages
         rising = min(1.0, done / self.warm_up) if self.warm_up else 1.0
         if self.schedule == "drops":
@@ -149,10 +149,9 @@ EXPERIMENT = Experiment(
         "Against learning 30 images of each species by heart, and chosen for the CNN on training images held "
         "out: training windows are of 35 to 100 % of the image's area and of sides up to 4 : 3, resized "
         "(A.6's are squares of 7/8 of the shorter side); brightness, contrast and saturation change by up to "
-        "30 %; "
-        "each image is blended with another, up to half and half, and their losses likewise (mixup); blocks "
-        "of the backbones are left out for up to 10 % of the images (stochastic depth); weights decay by "
-        "0.0005, those of norms and biases too, but for the windows' places at the start.",
+        "30 %; each image is blended with another, up to half and half, and their losses likewise (mixup); "
+        "blocks of the backbones are left out for up to 10 % of the images (stochastic depth); weights decay "
+        "by 0.0005, those of norms and biases too, but for the windows' places at the start.",
         "Tested on the middle square of 7/8 of the shorter side and on its mirror image, of which A.6 says "
         "nothing. Where windows leave the image they see grey, the mean of what the backbones were trained "
         "on.",

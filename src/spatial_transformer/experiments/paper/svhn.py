@@ -98,7 +98,7 @@ class HouseNumberSettings(Settings):
 
     def rate(self, step: int) -> float:
         if self.schedule == "cosine":
-            rate = self.learning_rate * cosine(step * self.stages // self.steps, self.stages)
+            rate = self.learning_rate * cosine(self.stage(step), self.stages)
         else:
             rate = super().rate(step)
         if step >= self.rate_rise:
@@ -175,7 +175,7 @@ DEPARTURES = (
     "of Goodfellow et al. 2013, whom it follows.",
     "Crops that leave the photograph repeat its border.",
     "The loss is the mean of the five places, those after the last digit counted with the null class, at a "
-    "learning rate of 0.04; of their sum that is 0.008, and A.5 has 0.01; at 128 px it is half of that.",
+    "learning rate of 0.04; of their sum that is 0.008, and A.5 has 0.01. At 128 px ours are halved.",
     "Dropout is of what a layer gives, pooled and transformed; localisers see maps with nothing missing.",
     "Weights start normally, so that signals keep their strength, the five classifiers' as PyTorch has it; "
     "localisers orthogonal, the last of their layers a quarter as strong.",
