@@ -68,6 +68,13 @@ def write_numbers(folder, count, *, seed=0, mat=False):
     return folder
 
 
+def write_splits(folder, train, test, *, mat=False):
+    """Both that networks need, of so many numbers."""
+    write_numbers(folder / "train", train, mat=mat)
+    write_numbers(folder / "test", test, seed=1, mat=mat)
+    return folder
+
+
 def write_mat(path, rows):
     """As MATLAB 7.3 saves it: a field of one digit is a number, of several a column of references."""
     h5py = pytest.importorskip("h5py")

@@ -19,7 +19,7 @@ pytest.importorskip("filelock")
 pytest.importorskip("PIL.Image")
 safetensors = pytest.importorskip("safetensors.torch")
 
-from data_files import write_numbers  # noqa: E402
+from data_files import write_splits  # noqa: E402
 
 from spatial_transformer.experiments import checkpoints, cluster, engine, records, tasks  # noqa: E402
 from spatial_transformer.experiments.arguments import UsageError  # noqa: E402
@@ -184,8 +184,7 @@ def test_a_checkpoint_that_does_not_fit_is_named(two_workers, digits, tmp_path):
 def test_workers_load_photographs_by_themselves(two_workers, tmp_path, monkeypatch):
     """From a folder that all see, whatever they are started in; what is not there is said."""
     monkeypatch.chdir(tmp_path)
-    write_numbers(tmp_path / "data/train", 4)
-    write_numbers(tmp_path / "data/test", 4, seed=1)
+    write_splits(tmp_path / "data", 4, 4)
     (cell,) = chosen(EXPERIMENTS["svhn"], ["CNN"], ["64px"])
     tiny = dataclasses.replace(cell.settings, width=0.02, batch=2, steps=2, curve=1, localiser_start=0)
     cell = dataclasses.replace(cell, settings=tiny)

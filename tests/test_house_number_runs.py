@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from data_files import write_numbers
+from data_files import write_numbers, write_splits
 from small_runs import counted, never_stuck
 
 pytest.importorskip("filelock")
@@ -57,10 +57,7 @@ CELLS = {cell.name: cell for cell in EXPERIMENTS["svhn"].cells}
 @pytest.fixture(scope="module")
 def folder(one_thread, tmp_path_factory):
     """A place with both splits."""
-    place = tmp_path_factory.mktemp("svhn")
-    write_numbers(place / "train", 24)
-    write_numbers(place / "test", 10, seed=1)
-    return place
+    return write_splits(tmp_path_factory.mktemp("svhn"), 24, 10)
 
 
 @pytest.fixture(scope="module")
@@ -146,108 +143,6 @@ def test_images_that_hardly_move_are_the_crops(size, numbers):
     torch.testing.assert_close(images, wanted, rtol=0, atol=1e-4)
 
 
-def test_how_images_move():
-    """Within the bounds of each setting, and up to them; about the middle; all alike at both sizes."""
-    far = {"rotation": 30.0, "scaling": 0.5, "shift": 0.2}
-    for name, most in far.items():
-        settings = HouseNumberSettings(**{name: most})
-        theta = house_number_runs.moves(4000, settings, RandomNumbers(3), of_the_whole=0.5)
-        matrix = st.Affine().matrix(theta)
-        lengths = matrix[:, :, :2].norm(dim=1) / 0.5
-        found = {
-            "rotation": torch.atan2(matrix[:, 1, 0], matrix[:, 0, 0]).rad2deg()[:, None],
-            "scaling": lengths.log(),
-            "shift": matrix[:, :, 2] / (2 * 0.5),
-        }
-        # Turned, not sheared or mirrored.
-        torch.testing.assert_close(torch.linalg.det(matrix[:, :, :2] / 0.5), lengths.prod(1))
-        for other, values in found.items():
-            low, high = values.min(0).values, values.max(0).values
-            if other == name:
-                assert (high <= most * 1.0001).all()
-                assert (low >= -most * 1.0001).all()
-                assert (high > 0.99 * most).all()
-                assert (low < -0.99 * most).all()
-            else:
-                torch.testing.assert_close(
-                    torch.stack([low, high]), torch.zeros(2, values.shape[1]), atol=1e-5, rtol=0
-                )
-    # both axes on their own
-    assert (lengths[:, 0] - lengths[:, 1]).abs().max() < 1e-5
-    scaled = house_number_runs.moves(100, HouseNumberSettings(scaling=0.5), RandomNumbers(3), of_the_whole=1)
-    assert (scaled[:, 0] - scaled[:, 4]).abs().max() > 0.3
-
-
-@pytest.mark.parametrize("size", [64, 128])
-def test_how_images_bend(size, numbers):
-    """Each of 4 x 4 points lies where the other moves have it, and beside it by up to what is asked for."""
-    settings = HouseNumberSettings(rotation=20.0, shift=0.1, elastic=0.05)
-    loose, random = numbers.train.loose.repeat(20, 1, 1, 1), RandomNumbers(5)
-    theta = house_number_runs.moves(len(loose), settings, random, of_the_whole=size / 128)
-    at = torch.linspace(-1, 1, 4)
-    lattice = torch.stack([at.repeat(4), at.repeat_interleave(4)], dim=1)  # row after row, (x, y)
-    stiff = torch.einsum("nij,kj->nki", theta.unflatten(1, (2, 3)), F.pad(lattice, (0, 1), value=1.0))
-    points = house_number_runs.bent(theta, settings.elastic * size / 128, random).unflatten(1, (16, 2))
-    off = (points - stiff) / (2 * size / 128)  # of the sides of the crops
-    assert (off.abs() <= 0.05001).all()
-    assert (off.amax(0) > 0.048).all()
-    assert (off.amin(0) < -0.048).all()
-    assert off.mean().abs() < 0.002
-    found = house_number_runs.augmented(loose[:6], size, settings, RandomNumbers(5))
-    random = RandomNumbers(5)
-    theta = house_number_runs.moves(6, settings, random, of_the_whole=size / 128)
-    theta = house_number_runs.bent(theta, settings.elastic * size / 128, random)
-    spline = st.ThinPlateSpline((4, 4))
-    seen = st.warp(loose[:6].float(), theta, spline, size=(size, size), padding="border", impl="reference")
-    torch.testing.assert_close(found, house_numbers.normalised(seen), rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("size", [64, 128])
-def test_what_comes_in_at_the_borders(size, numbers):
-    """Moved by half of its side to the right: 64 px are read off the looser crop, which itself goes on as it
-    ends."""
-    loose = numbers.train.loose[:1]
-
-    class Right:
-        def uniform(self, *shape):
-            return torch.full(shape, 0.5).index_fill(0, torch.tensor(3), 1.0)  # angle, scales, right, below
-
-    found = house_number_runs.augmented(loose, size, HouseNumberSettings(shift=0.5), Right())
-    if size == 64:
-        wanted = loose[:, :, 32:96, 64:128]
-    else:
-        wanted = torch.cat([loose[..., 64:], loose[..., -1:].expand(-1, -1, -1, 64)], dim=3)
-    torch.testing.assert_close(found, house_numbers.normalised(wanted), rtol=0, atol=1e-4)
-
-
-def test_contrast(numbers):
-    settings = HouseNumberSettings(contrast=0.5)
-    found = house_number_runs.augmented(numbers.train.tight, 64, settings, RandomNumbers(0))
-    factor = found.std((1, 2, 3)) / house_numbers.normalised(numbers.train.tight).std((1, 2, 3))
-    assert math.exp(-0.5) <= factor.min() < 0.8
-    assert 1.25 < factor.max() <= math.exp(0.5)
-
-
-def test_tint(numbers):
-    plain, settings = house_numbers.normalised(numbers.train.tight), HouseNumberSettings(tint=0.5)
-    factors = house_number_runs.augmented(numbers.train.tight, 64, settings, RandomNumbers(0)) / plain
-    each = factors.flatten(2).nanmedian(2).values
-    torch.testing.assert_close(factors, each[:, :, None, None].expand_as(factors), equal_nan=True)
-    assert math.exp(-0.5) <= each.min() < 0.8
-    assert 1.25 < each.max() <= math.exp(0.5)
-    assert (each[:, 0] - each[:, 1]).abs().min() > 1e-4  # colours change apart
-
-
-def test_inversion(numbers):
-    plain = house_numbers.normalised(numbers.train.tight)
-    for share, wanted in ((0.0, [0]), (1.0, [24]), (0.5, range(6, 19))):
-        settings = HouseNumberSettings(inversion=share)
-        found = house_number_runs.augmented(numbers.train.tight, 64, settings, RandomNumbers(0))
-        turned = sum(torch.equal(one, -other) for one, other in zip(found, plain, strict=True))
-        assert turned in wanted
-        assert turned + sum(torch.equal(one, other) for one, other in zip(found, plain, strict=True)) == 24
-
-
 def test_numbers_are_blended_as_their_labels_are(numbers):
     """Mixup: against soft labels of each place, and images put together by hand."""
     run, other = (started("64px/CNN", numbers, blend=0.4, dropout=0.0) for _ in range(2))
@@ -274,29 +169,6 @@ def test_what_is_moved_is_read_off_the_looser_crops(views, numbers):
     plain, moved = started("64px/CNN", numbers), started("64px/CNN", numbers, shift=0.1, views=views)
     assert (plain.images.shape[-1], plain.test_images.shape[-1]) == (64, 64)
     assert (moved.images.shape[-1], moved.test_images.shape[-1]) == (128, 128 if views > 1 else 64)
-
-
-def test_erased():
-    """A square of each image, of up to that side, about a middle that is anywhere; the rest stays."""
-    pixels = torch.full((3000, 3, 64, 64), 255, dtype=torch.uint8)
-    pixels[:, :, 0] = 0  # not all the same, which would be at its mean
-    plain = house_numbers.normalised(pixels)
-    found = house_number_runs.augmented(pixels, 64, HouseNumberSettings(erased=0.5), RandomNumbers(0))
-    lost = (found == 0).all(1)
-    torch.testing.assert_close(found, plain.masked_fill(lost[:, None], 0), rtol=0, atol=0)
-    rows, columns = lost.any(2), lost.any(1)
-    assert torch.equal(lost, rows[:, :, None] & columns[:, None])
-    heights, widths = rows.sum(1), columns.sum(1)
-    inside = ~(rows[:, [0, -1]].any(1) | columns[:, [0, -1]].any(1)) & (heights > 0) & (widths > 0)
-    assert inside.sum() > 1500
-    assert (heights - widths)[inside].abs().max() <= 1
-    assert 30 <= heights.max() <= 33  # half of 64, to the pixel
-    # The mean of a uniform side s, given that it lies inside, whose chance is (1 - s)^2.
-    assert heights[inside].float().mean() == pytest.approx(64 * 0.1964, abs=0.7)
-    anywhere = lost.float().mean(0)
-    assert anywhere[:8, :8].mean() < anywhere[28:36, 28:36].mean()  # whose squares have more to them
-    assert anywhere[16:48, 16:24].mean() == pytest.approx(anywhere[16:48, 40:48].mean().item(), rel=0.2)
-    assert anywhere[16:24, 16:48].mean() == pytest.approx(anywhere[40:48, 16:48].mean().item(), rel=0.2)
 
 
 def test_numbers_held_out_are_tested_on_and_never_trained_on(numbers):

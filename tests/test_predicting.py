@@ -14,7 +14,7 @@ pytest.importorskip("safetensors")
 pytest.importorskip("matplotlib")
 image_module = pytest.importorskip("PIL.Image")
 
-from data_files import made_flock, write_numbers  # noqa: E402
+from data_files import made_flock, write_splits  # noqa: E402
 
 from spatial_transformer.cli import main  # noqa: E402
 from spatial_transformer.experiments import (  # noqa: E402
@@ -41,9 +41,7 @@ TINY = {"width": 0.02, "batch": 2, "steps": 1, "curve": 1}
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory):
     place = tmp_path_factory.mktemp("svhn")
-    write_numbers(place / "train", 4)
-    write_numbers(place / "test", 4, seed=1)
-    return svhn.load_set(place)
+    return svhn.load_set(write_splits(place, 4, 4))
 
 
 @pytest.fixture(autouse=True)

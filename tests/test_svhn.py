@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data_files import SVHN_ROWS, box, write_numbers, write_svhn
+from data_files import SVHN_ROWS, box, write_splits, write_svhn
 
 from spatial_transformer.experiments.data import archives, places, svhn
 from spatial_transformer.experiments.data import caches as caching
@@ -507,8 +507,7 @@ def test_crops_can_be_written_to_without_touching_the_file(tmp_path):
 
 def test_it_says_where_a_split_is_not_whole(tmp_path, monkeypatch):
     """Its records would be taken for SVHN's."""
-    write_numbers(tmp_path / "train", 4)
-    write_numbers(tmp_path / "test", 3, seed=1)
+    write_splits(tmp_path, 4, 3)
     monkeypatch.setitem(svhn.OFFICIAL, "test", 3)
     said = list[str]()
     svhn.load_set(tmp_path, say=said.append)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_files import write_numbers
+from data_files import write_splits
 from small_runs import never_stuck
 
 pytest.importorskip("filelock")
@@ -42,8 +42,7 @@ def archived(folder, place):
 def test_from_archives_to_a_table(tmp_path, capsys, monkeypatch):
     pytest.importorskip("h5py")
     never_stuck(monkeypatch, "svhn")
-    write_numbers(tmp_path / "made/train", 8, mat=True)
-    write_numbers(tmp_path / "made/test", 6, seed=1, mat=True)
+    write_splits(tmp_path / "made", 8, 6, mat=True)
     place = str(archived(tmp_path / "made", tmp_path / "archives"))
     changes = ["steps=2", "batch=2", "width=0.02", "curve=2"]
     assert main(["train", "svhn", *changes, "--data-dir", place, "--data", "64px"]) == 0
