@@ -23,6 +23,7 @@ from spatial_transformer.experiments import (  # noqa: E402
     cluster,
     engine,
     house_number_runs,
+    house_number_views,
     house_numbers,
     records,
 )
@@ -50,6 +51,7 @@ MOVED = {
     "contrast": 0.2,
     "blend": 0.5,
     "erased": 0.3,
+    "parts": 0.5,
 }
 CELLS = {cell.name: cell for cell in EXPERIMENTS["svhn"].cells}
 
@@ -133,7 +135,7 @@ def test_a_step_sees_the_crops_that_were_drawn(size, numbers):
 @pytest.mark.parametrize("size", [64, 128])
 def test_images_that_hardly_move_are_the_crops(size, numbers):
     settings = HouseNumberSettings(rotation=1e-6)
-    found = house_number_runs.augmented(numbers.train.loose[:5], size, settings, RandomNumbers(0))
+    found = house_number_views.augmented(numbers.train.loose[:5], size, settings, RandomNumbers(0))
     wanted = house_numbers.normalised(numbers.train.of(size)[:5])
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
     # A run gives what moves the crops that have something beyond.
@@ -161,6 +163,26 @@ def test_numbers_are_blended_as_their_labels_are(numbers):
     gradients = torch.autograd.grad(loss, other.parameters)
     velocity = torch.cat([gradient.flatten() for gradient in gradients]) + 0.0005 * other.weights
     torch.testing.assert_close(run.velocity, velocity, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["64px/CNN", "128px/ST-CNN Multi"])
+def test_a_step_learns_some_digits_of_numbers(name, numbers):
+    """Of the looser crops, with the labels of what is left: for this batch not all of every number."""
+    run, other = (started(name, numbers, batch=12, parts=1.0, dropout=0.0) for _ in range(2))
+    chosen = below(24, other.random.uniform(12))
+    train = numbers.train
+    shown = house_number_views.some_digits(
+        train.loose[chosen], train.labels[chosen], train.boxes[chosen], 1.0, other.random
+    )
+    assert (shown.labels != train.labels[chosen]).any()
+    size = other.cell.data.size
+    images = house_number_views.moved(shown.pixels, size, other.settings, other.random, shown.window)
+    scores = other.network(house_numbers.normalised(images))
+    loss = house_numbers.losses(scores, shown.labels).mean()
+    run.step()
+    assert float(run.sums[0]) == pytest.approx(loss.item(), rel=1e-5)
+    assert float(run.sums[1]) == pytest.approx(house_numbers.wrong(scores, shown.labels).float().mean())
+    assert (run.test_images.shape[-1], run.images.shape[-1]) == (size, 128)
 
 
 @pytest.mark.parametrize("views", [1, 2])
@@ -199,6 +221,7 @@ def test_extra_numbers_are_trained_on_where_they_are_asked_for(numbers, folder, 
     kept, held = svhn.validation_split(24, 6)
     assert drawn == {*kept.tolist(), *range(24, 29)}
     assert torch.equal(run.labels[24:], extra.labels)
+    assert torch.equal(run.boxes, torch.cat([numbers.train.boxes, extra.boxes]))
     assert torch.equal(run.test_labels[run.test_numbers], numbers.train.labels[held])
     with pytest.raises(FileNotFoundError, match="SVHN's extra is not here"):
         started("64px/CNN", numbers, extra=1)
@@ -381,7 +404,7 @@ def test_test_images_are_judged_by_several_views(name, numbers, monkeypatch):
         loose = numbers.test.loose[start : start + 4]
         views = [numbers.test.of(size)[start : start + 4].float()]
         for _ in range(2):
-            theta = house_number_runs.moves(len(loose), run.settings, random, of_the_whole=size / 128)
+            theta = house_number_views.moves(len(loose), run.settings, random, of_the_whole=size / 128)
             views.append(
                 st.warp(
                     loose.float(), theta, st.Affine(), size=(size, size), padding="border", impl="reference"

@@ -147,6 +147,28 @@ def test_the_crop_is_the_grown_box(tmp_path):
     assert torch.equal(found.tight, found.loose[:, :, 32:96, 32:96])
 
 
+def test_the_boxes_lie_about_their_digits_in_the_crop(tmp_path):
+    """Read off the ramps at a box's corners the crop has the box's corners of the picture."""
+    rows = [
+        {"filename": "1.png", "boxes": [box(1, 24, 14, 6, 8), box(2, 30, 16, 7, 9), box(3, 38, 13, 5, 8)]},
+        {"filename": "2.png", "boxes": [box(4, 28, 16, 6, 10)]},
+    ]
+    write_svhn(tmp_path / "train", rows)
+    found = load(tmp_path)
+    assert found.boxes.shape == (2, 5, 4)
+    corners = found.boxes.unflatten(2, (2, 2))  # [2, 5, 2, (x, y)]
+    seen = torch.nn.functional.grid_sample(found.loose.float(), corners, align_corners=False)
+    for number, row in enumerate(rows):
+        for place, each in enumerate(row["boxes"]):
+            left, top = each["left"], each["top"]
+            right, bottom = left + each["width"], top + each["height"]
+            # The ramps are 4 and 6 levels a pixel, whose centre is half a pixel from its edge.
+            wanted = torch.tensor([[left, right], [top, bottom]]) - 0.5
+            read = seen[number, :2, place] / torch.tensor([[4.0], [6.0]])
+            torch.testing.assert_close(read, wanted, rtol=0, atol=0.15)
+    assert found.boxes[0, 3:].count_nonzero() == found.boxes[1, 1:].count_nonzero() == 0
+
+
 def test_borders_are_replicated(tmp_path):
     write_svhn(tmp_path / "train", [{"filename": "1.png", "boxes": [box(1, 0, 0, 60, 40)]}])
     found = load(tmp_path).loose[0]
@@ -445,7 +467,7 @@ def test_check_opens_the_images_although_there_is_a_cache(tmp_path, how):
         check(tmp_path)
 
 
-@pytest.mark.parametrize("what", ["crops", "labels", "names", "left out", "cut"])
+@pytest.mark.parametrize("what", ["crops", "labels", "boxes", "names", "left out", "cut"])
 def test_check_compares_the_cache(tmp_path, what):
     write_svhn(tmp_path / "train")
     load(tmp_path)
@@ -460,6 +482,8 @@ def test_check_compares_the_cache(tmp_path, what):
         held = dict(np.load(index))
         if what == "labels":
             held["labels"][1, 0] = 7
+        elif what == "boxes":
+            held["boxes"][2, 1, 3] += 0.1
         elif what == "names":
             held["names"] = held["names"][[0, 1, 3, 2]]
         else:
@@ -468,6 +492,7 @@ def test_check_compares_the_cache(tmp_path, what):
     said = {
         "crops": r"another crop of 4\.png, up to 128 levels",
         "labels": r"another label of 2\.png",
+        "boxes": r"other boxes of 3\.png",
         "names": r"does not have 3\.png where it should be",
         "left out": "4 numbers to use, and its cache 4",
         "cut": "is broken",

@@ -9,21 +9,17 @@ steps are float32.
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 from torch import Tensor
 
-from ..control_points import ThinPlateSpline
-from ..families import Affine
-from ..family import Family
-from ..sampling import warp
 from . import house_numbers, mixup
 from .arguments import UsageError
 from .data.clutter import below
-from .data.random_numbers import RandomNumbers, either_way
+from .data.random_numbers import RandomNumbers
 from .data.svhn import LOOSE, HouseNumberSet, middle, validation_split
 from .fast_networks import fast
+from .house_number_views import augmented, moved, some_digits
 from .interrupts import Stop, until_stopped
 from .paper.svhn import HouseNumberSettings
 from .runs import Descent, Tested, tensor_cores
@@ -33,7 +29,6 @@ AT_ONCE = 256  # test images
 VIEWED = 0  # seed of how test images are moved
 LOOKED_AT = "looked at"
 LOCALISERS = "transformers."  # how the names of their parameters begin
-BENDING = ThinPlateSpline((4, 4))  # of augmented images
 
 
 def build(cell: Cell) -> house_numbers.Network:
@@ -83,12 +78,12 @@ class HouseNumberRun(Descent):
             self.trained_on = f"{data.name}, {settings.held_out:,} held out"
             test, (trained, tested) = train, validation_split(len(train.labels), settings.held_out)
         # What is moved has something beyond its borders.
-        size = LOOSE if settings.moves else cell.data.size
-        self.images, self.labels = train.of(size).to(self.device), train.labels.to(self.device)
+        size = LOOSE if settings.moves or settings.parts else cell.data.size
+        splits = [train, data.extra()] if settings.extra else [train]
+        self.images = torch.cat([split.of(size).to(self.device) for split in splits])
+        self.labels = torch.cat([split.labels.to(self.device) for split in splits])
+        self.boxes = torch.cat([split.boxes.to(self.device) for split in splits])
         if settings.extra:
-            extra = data.extra()
-            self.images = torch.cat([self.images, extra.of(size).to(self.device)])
-            self.labels = torch.cat([self.labels, extra.labels.to(self.device)])
             trained = torch.cat([trained, torch.arange(len(train.labels), len(self.labels))])
         # Which of these are trained on, and which test images are tested on.
         self.train_numbers, self.test_numbers = trained.to(self.device), tested.to(self.device)
@@ -99,8 +94,12 @@ class HouseNumberRun(Descent):
         """One batch, and the weights moved."""
         places = below(len(self.train_numbers), self.random.uniform(self.settings.batch))
         chosen = self.train_numbers[places]
-        labels = self.labels[chosen]
-        images = augmented(self.images[chosen], self.cell.data.size, self.settings, self.random)
+        pixels, labels, window = self.images[chosen], self.labels[chosen], None
+        if self.settings.parts:
+            pixels, labels, window = some_digits(
+                pixels, labels, self.boxes[chosen], self.settings.parts, self.random
+            )
+        images = augmented(pixels, self.cell.data.size, self.settings, self.random, window)
         share = mixup.shares(self.settings.blend, len(labels), self.random)
         images = mixup.blended(images, share)
         if self.mixed:
@@ -166,70 +165,6 @@ def judged(
         view = house_numbers.normalised(moved(pixels, size, settings, random))
         chances = chances + network(view).softmax(2)
     return chances / settings.views, theta
-
-
-def augmented(pixels: Tensor, size: int, settings: HouseNumberSettings, random: RandomNumbers) -> Tensor:
-    """Images as a network is trained on them: uint8 [N, 3, size or LOOSE, ...] -> [N, 3, size, size].
-
-    Moved images are read off the looser crops, of which the tighter are the middle.
-    """
-    if settings.moves:
-        pixels = moved(pixels, size, settings, random)
-    images = house_numbers.normalised(pixels)
-    # What is less its mean turns to its negative, its contrast and its colours change, by factors alone.
-    if settings.contrast:
-        images = images * (settings.contrast * either_way(random, len(images), 1, 1, 1)).exp()
-    if settings.tint:
-        images = images * (settings.tint * either_way(random, len(images), 3, 1, 1)).exp()
-    if settings.inversion:
-        images = torch.where(random.uniform(len(images), 1, 1, 1) < settings.inversion, -images, images)
-    if settings.erased:
-        images = erased(images, settings.erased, random)
-    return images
-
-
-def erased(images: Tensor, most: float, random: RandomNumbers) -> Tensor:
-    """Images [N, 3, size, size] with a square at their mean, 0, somewhere in each: of up to so much of the
-    image's side, as far as it lies in the image."""
-    side, *centre = random.uniform(3, len(images), 1).unbind(0)
-    pixels = (torch.arange(images.shape[-1], device=images.device) + 0.5) / images.shape[-1]
-    across, down = ((pixels - each).abs() < most / 2 * side for each in centre)
-    return images.masked_fill((across[:, None, :] & down[:, :, None])[:, None], 0.0)
-
-
-def moved(pixels: Tensor, size: int, settings: HouseNumberSettings, random: RandomNumbers) -> Tensor:
-    """Crops of that size about the middle of images of it or larger, turned, scaled, shifted and bent at
-    random. float32 [N, 3, size, size]"""
-    of_the_whole = size / pixels.shape[-1]
-    theta = moves(len(pixels), settings, random, of_the_whole=of_the_whole)
-    family: Family = Affine()
-    if settings.elastic:
-        theta, family = bent(theta, settings.elastic * of_the_whole, random), BENDING
-    return warp(pixels.to(torch.float32), theta, family, size=(size, size), padding="border")
-
-
-def bent(theta: Tensor, elastic: float, random: RandomNumbers) -> Tensor:
-    """A spline's theta, whose points are where an affine transform has them, and beside that by up to so much
-    of the side of the image along each axis. [N, 6] -> [N, 32]"""
-    points = Affine().points(theta, bending_points(theta.device).expand(len(theta), -1, -1))
-    return (points + 2 * elastic * either_way(random, *points.shape)).flatten(1)
-
-
-@functools.cache
-def bending_points(device: torch.device) -> Tensor:
-    """Those that a spline moves, once for a device: nothing is to wait for it in a captured step. [16, 2]"""
-    return BENDING.identity(device=device).unflatten(0, (-1, 2))
-
-
-def moves(count: int, settings: HouseNumberSettings, random: RandomNumbers, *, of_the_whole: float) -> Tensor:
-    """Random theta whose crops lie about the middle, so large a part of the whole. [count, 6]"""
-    angle, *scales_and_shifts = either_way(random, 5, count).unbind(0)
-    angle = angle * math.radians(settings.rotation)
-    across, down = ((settings.scaling * each).exp() * of_the_whole for each in scales_and_shifts[:2])
-    # A side is 2 in normalised coordinates.
-    right, below = (2 * settings.shift * each * of_the_whole for each in scales_and_shifts[2:])
-    cos, sin = angle.cos(), angle.sin()
-    return torch.stack([cos * across, -sin * down, right, sin * across, cos * down, below], dim=1)
 
 
 def looked_at(theta: Tensor) -> float:

@@ -14,7 +14,7 @@ from .arguments import UsageError
 PRECISIONS = ("mixed", "float32")
 CLASSES = 10  # of digits
 # Settings that came later than some of the records in results/, which have been trained with their defaults.
-LATER = frozenset({"localiser_rate", "schedule", "rate_rise", "views", "elastic", "blend", "erased"})
+LATER = frozenset({"localiser_rate", "schedule", "rate_rise", "views", "elastic", "blend", "erased", "parts"})
 FASTEST = 1e30  # a learning rate that float32 holds
 
 

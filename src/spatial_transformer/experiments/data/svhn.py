@@ -51,10 +51,11 @@ CACHE = "svhn/cache"
 DIGITS = 5  # that a label holds
 NULL = 10  # the class of the places after the last digit
 LOOSE, TIGHT = 128, 64
-GROWN = 1.3  # the tight crop's extent, in boxes
+GROWN = 1.3  # the tight crop's extent, in boxes around all digits
+BOXES = GROWN * LOOSE / TIGHT  # that of the loose one
 VALIDATION = 5000
 SPLIT_SEED = 2011
-VERSION = 3  # of what is cached
+VERSION = 4  # of what is cached
 OFFICIAL = {"train": 33_402, "test": 13_068, "extra": 202_353}  # numbers, as published
 
 
@@ -91,6 +92,7 @@ class HouseNumbers(NamedTuple):
     loose: Tensor  # uint8 [N, 3, 128, 128]
     labels: Tensor  # int64 [N, 5]
     lengths: Tensor  # int64 [N]
+    boxes: Tensor  # float32 [N, 5, 4]: of each digit left, top, right and bottom, as ``boxes_in_crop`` has it
     names: list[str]  # of the images
     left_out: list[str]  # one sentence for each number that is not among them
 
@@ -207,6 +209,8 @@ def agree(cache: HouseNumbers, place: int, entry: Entry, image: np.ndarray[Any, 
     length = int(cache.lengths[place])
     if length != len(entry.boxes) or cache.labels[place].tolist() != label(entry):
         raise SvhnError(f"the cache of {folder} has another label of {entry.name}")
+    if not torch.equal(cache.boxes[place], torch.tensor(boxes_in_crop(entry))):
+        raise SvhnError(f"the cache of {folder} has other boxes of {entry.name}")
     reason = apart(cache.loose[place], cropped(image, entry))
     if reason is not None:
         raise SvhnError(f"the cache of {folder} has another crop of {entry.name}, {reason}")
@@ -370,6 +374,7 @@ def build(folder: Path, entries: Sequence[Entry], crops: Path, index: Path, say:
                 other,
                 labels=np.array([label(entry) for entry in used], np.int64).reshape(-1, DIGITS),
                 lengths=np.array([len(entry.boxes) for entry in used], np.int64),
+                boxes=np.array([boxes_in_crop(entry) for entry in used], np.float32).reshape(-1, DIGITS, 4),
                 names=np.array([entry.name for entry in used], np.str_),
                 left_out=np.array(left_out, np.str_),
                 source=np.array(known_as(folder)),
@@ -435,8 +440,7 @@ def cropped(image: np.ndarray[Any, Any], entry: Entry) -> Tensor:
     theta = crop_theta(entry, width, height)
     # Image pixels for one of the crop. Time and memory go with them: a box far larger than the image is
     # smoothed as one of the image's size would be.
-    most = GROWN * LOOSE / TIGHT
-    shrunk = max(min(theta[0], most) * width, min(theta[4], most) * height) / LOOSE
+    shrunk = max(min(theta[0], BOXES) * width, min(theta[4], BOXES) * height) / LOOSE
     seen = sampling.warp(
         pixels,
         torch.tensor([theta], dtype=torch.float32),
@@ -450,14 +454,39 @@ def cropped(image: np.ndarray[Any, Any], entry: Entry) -> Tensor:
 
 def crop_theta(entry: Entry, width: int, height: int) -> list[float]:
     """The affine theta whose box is the loose crop: both of the grown box's sides, doubled."""
+    left, top, right, bottom = around(entry)
+    return [
+        BOXES * (right - left) / width, 0.0, (left + right) / width - 1,
+        0.0, BOXES * (bottom - top) / height, (top + bottom) / height - 1,
+    ]  # fmt: skip
+
+
+def around(entry: Entry) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom of the box around all digits, in pixels of the image."""
     left, top = (min(getattr(box, side) for box in entry.boxes) for side in ("left", "top"))
     right = max(box.left + box.width for box in entry.boxes)
     bottom = max(box.top + box.height for box in entry.boxes)
-    grown = GROWN * LOOSE / TIGHT
-    return [
-        grown * (right - left) / width, 0.0, (left + right) / width - 1,
-        0.0, grown * (bottom - top) / height, (top + bottom) / height - 1,
-    ]  # fmt: skip
+    return left, top, right, bottom
+
+
+def boxes_in_crop(entry: Entry) -> list[list[float]]:
+    """Left, top, right and bottom of each digit in the loose crop, whose corners are (-1, -1) and (1, 1);
+    zeros after the last. [5][4]"""
+    left, top, right, bottom = around(entry)
+
+    def place(at: float, low: float, high: float) -> float:
+        return (2 * at - low - high) / (BOXES * (high - low))
+
+    found = [
+        [
+            place(box.left, left, right),
+            place(box.top, top, bottom),
+            place(box.left + box.width, left, right),
+            place(box.top + box.height, top, bottom),
+        ]
+        for box in entry.boxes
+    ]
+    return found + [[0.0] * 4] * (DIGITS - len(found))
 
 
 def opened(crops: Path, index: Path) -> HouseNumbers:
@@ -470,6 +499,7 @@ def opened(crops: Path, index: Path) -> HouseNumbers:
         torch.from_numpy(loose),
         torch.from_numpy(held["labels"]),
         torch.from_numpy(held["lengths"]),
+        torch.from_numpy(held["boxes"]),
         held["names"].tolist(),
         held["left_out"].tolist(),
     )

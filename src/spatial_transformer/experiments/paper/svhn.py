@@ -56,6 +56,7 @@ class HouseNumberSettings(Settings):
     dropout_rise: int = 3000  # steps over which dropout comes in; 0: all of it from the first step on
     extra: int = 0  # 1: trained on the extra images, too
     width: float = 1.0  # filters and units, of the paper's
+    parts: float = 0.0  # share of numbers of which some digits, from one to another, are seen alone
     # Augmentation, uniform between so much either way: degrees; the logarithm of the scale of each axis; of
     # the side of the image, along each axis, that of the image and of each of 4 x 4 points of it on its own;
     # the logarithms of the contrast, and of that of each colour.
@@ -79,7 +80,7 @@ class HouseNumberSettings(Settings):
             raise ValueError(f"dropout must be some 16ths, at least 0 and less than 1, got {self.dropout}")
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {self.schedule!r}")
-        for name in ("inversion", "erased"):
+        for name in ("parts", "inversion", "erased"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
         for name in ("localiser_start", "dropout_rise", "rate_rise"):

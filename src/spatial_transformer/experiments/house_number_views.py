@@ -1,0 +1,170 @@
+"""What networks get to see of house numbers when they are trained: some digits of a number alone, and images
+moved, bent, coloured and blanked at random.
+
+A step chooses its images on the device that trains, so all is cut and warped there, and nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..control_points import ThinPlateSpline
+from ..families import Affine
+from ..family import Family
+from ..sampling import warp
+from . import house_numbers
+from .data.random_numbers import RandomNumbers, either_way
+from .data.svhn import BOXES, NULL
+from .paper.svhn import HouseNumberSettings
+
+BENDING = ThinPlateSpline((4, 4))
+MOST_CUT = 0.25  # of the width of some digits, by what is left out beside them
+
+
+class Shown(NamedTuple):
+    """Of numbers, what is to be seen and read."""
+
+    pixels: Tensor  # uint8 [N, 3, 128, 128]: loose crops
+    labels: Tensor  # int64 [N, 5]
+    window: Tensor  # [N, 6]: an affine theta, whose box lies about the digits as a loose crop does about all
+
+
+def some_digits(pixels: Tensor, labels: Tensor, boxes: Tensor, share: float, random: RandomNumbers) -> Shown:
+    """Loose crops, labels [N, 5] and boxes [N, 5, 4], as ``svhn.HouseNumbers`` has them.
+
+    Of so large a share of the numbers only digits from one to another in reading order, both drawn; maybe
+    all of them. Beside them, halfway to the digits that are left out, the image ends: its border is repeated.
+
+    Numbers whose digits do not stand side by side, so that such a border would cut more than ``MOST_CUT`` off
+    what is left, stay whole.
+    """
+    present = labels != NULL
+    count = present.sum(1, keepdim=True)
+    drawn = random.uniform(3, len(labels), 1)
+    ends = torch.minimum((drawn[1:] * count).long(), count - 1)
+    first, last = ends.amin(0), ends.amax(0)  # [N, 1]
+    place = torch.arange(labels.shape[1], device=labels.device).expand_as(labels)
+    shown = (place >= first) & (place <= last)
+    left, top = (least(boxes[:, :, side], shown) for side in (0, 1))
+    right, bottom = (-least(-boxes[:, :, side], shown) for side in (2, 3))
+    # Where the image ends; infinite where no digit is left out.
+    low = (left - least(-boxes[:, :, 2], present & (place < first))) / 2
+    high = (right + least(boxes[:, :, 0], present & (place > last))) / 2
+    lost = (low - left).clamp(min=0) + (right - high).clamp(min=0)
+    taken = (drawn[0, :, 0] < share) & (lost <= MOST_CUT * (right - left))
+    nothing = torch.zeros_like(left)
+    window = [BOXES / 2 * (right - left), nothing, (left + right) / 2]
+    window += [nothing, BOXES / 2 * (bottom - top), (top + bottom) / 2]
+    whole = Affine().identity(device=labels.device)
+    read = labels.gather(1, (place + first).clamp(max=labels.shape[1] - 1))
+    read = read.masked_fill(place > last - first, NULL)
+    low, high = low.masked_fill(~taken, -math.inf), high.masked_fill(~taken, math.inf)
+    return Shown(
+        between(pixels, low, high),
+        torch.where(taken[:, None], read, labels),
+        torch.where(taken[:, None], torch.stack(window, dim=1), whole),
+    )
+
+
+def least(values: Tensor, those: Tensor) -> Tensor:
+    """The least of those of each row, infinity where there are none. [N, K] -> [N]"""
+    return values.masked_fill(~those, math.inf).amin(1)
+
+
+def between(pixels: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Images whose columns left of ``low`` and right of ``high``, from -1 to 1, repeat those there.
+
+    [N, 3, H, W], [N], [N]
+    """
+    wide = pixels.shape[-1]
+    # A column's number is its centre's place in pixels, less a half.
+    ends = ((low + 1) * wide / 2 - 0.5).ceil(), ((high + 1) * wide / 2 - 0.5).floor()
+    from_here, to_here = (end.clamp(0, wide - 1).long()[:, None] for end in ends)
+    column = torch.arange(wide, device=pixels.device).maximum(from_here).minimum(to_here)
+    return pixels.gather(3, column[:, None, None].expand_as(pixels))
+
+
+def augmented(
+    pixels: Tensor,
+    size: int,
+    settings: HouseNumberSettings,
+    random: RandomNumbers,
+    window: Tensor | None = None,
+) -> Tensor:
+    """Images as a network is trained on them: uint8 [N, 3, size or LOOSE, ...] -> [N, 3, size, size].
+
+    Moved images are read off the looser crops, of which the tighter are the middle; or the middle of what a
+    ``window`` shows of them, as ``Shown`` has it.
+    """
+    if settings.moves or window is not None:
+        pixels = moved(pixels, size, settings, random, window)
+    images = house_numbers.normalised(pixels)
+    # What is less its mean turns to its negative, its contrast and its colours change, by factors alone.
+    if settings.contrast:
+        images = images * (settings.contrast * either_way(random, len(images), 1, 1, 1)).exp()
+    if settings.tint:
+        images = images * (settings.tint * either_way(random, len(images), 3, 1, 1)).exp()
+    if settings.inversion:
+        images = torch.where(random.uniform(len(images), 1, 1, 1) < settings.inversion, -images, images)
+    if settings.erased:
+        images = erased(images, settings.erased, random)
+    return images
+
+
+def erased(images: Tensor, most: float, random: RandomNumbers) -> Tensor:
+    """Images [N, 3, size, size] with a square at their mean, 0, somewhere in each: of up to so much of the
+    image's side, as far as it lies in the image."""
+    side, *centre = random.uniform(3, len(images), 1).unbind(0)
+    pixels = (torch.arange(images.shape[-1], device=images.device) + 0.5) / images.shape[-1]
+    across, down = ((pixels - each).abs() < most / 2 * side for each in centre)
+    return images.masked_fill((across[:, None, :] & down[:, :, None])[:, None], 0.0)
+
+
+def moved(
+    pixels: Tensor,
+    size: int,
+    settings: HouseNumberSettings,
+    random: RandomNumbers,
+    window: Tensor | None = None,
+) -> Tensor:
+    """Crops of that size about the middle of images of it or larger, or of what a window shows of them,
+    turned, scaled, shifted and bent at random. float32 [N, 3, size, size]"""
+    affine, of_the_whole = Affine(), size / pixels.shape[-1]
+    family: Family = affine
+    theta = moves(len(pixels), settings, random, of_the_whole=of_the_whole)
+    if settings.elastic:
+        theta, family = bent(theta, settings.elastic * of_the_whole, random), BENDING
+        if window is not None:
+            theta = affine.points(window, theta.unflatten(1, (-1, 2))).flatten(1)
+    elif window is not None:
+        theta = affine.compose(window, theta)
+    return warp(pixels.to(torch.float32), theta, family, size=(size, size), padding="border")
+
+
+def bent(theta: Tensor, elastic: float, random: RandomNumbers) -> Tensor:
+    """A spline's theta, whose points are where an affine transform has them, and beside that by up to so much
+    of the side of the image along each axis. [N, 6] -> [N, 32]"""
+    points = Affine().points(theta, bending_points(theta.device).expand(len(theta), -1, -1))
+    return (points + 2 * elastic * either_way(random, *points.shape)).flatten(1)
+
+
+@functools.cache
+def bending_points(device: torch.device) -> Tensor:
+    """Those that a spline moves, once for a device: nothing is to wait for it in a captured step. [16, 2]"""
+    return BENDING.identity(device=device).unflatten(0, (-1, 2))
+
+
+def moves(count: int, settings: HouseNumberSettings, random: RandomNumbers, *, of_the_whole: float) -> Tensor:
+    """Random theta whose crops lie about the middle, so large a part of the whole. [count, 6]"""
+    angle, *scales_and_shifts = either_way(random, 5, count).unbind(0)
+    angle = angle * math.radians(settings.rotation)
+    across, down = ((settings.scaling * each).exp() * of_the_whole for each in scales_and_shifts[:2])
+    # A side is 2 in normalised coordinates.
+    right, below = (2 * settings.shift * each * of_the_whole for each in scales_and_shifts[2:])
+    cos, sin = angle.cos(), angle.sin()
+    return torch.stack([cos * across, -sin * down, right, sin * across, cos * down, below], dim=1)
