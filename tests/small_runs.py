@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from spatial_transformer.experiments.catalogue import EXPERIMENTS, chosen
 from spatial_transformer.experiments.jobs import placed
@@ -51,3 +52,19 @@ def counted(looks):
     """A stop that says yes at the so many-th look."""
     seen = iter(range(looks - 1))
     return lambda: next(seen, None) is None
+
+
+class Waits(TorchDispatchMode):
+    """Notes what would wait for a device: values or shapes that the host has to know, or is to tell."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        name = str(function)
+        if any(
+            part in name for part in ("_local_scalar", "nonzero", "masked_select", "lift_fresh", "unique")
+        ):
+            self.found.append(name)
+        return function(*arguments, **(options or {}))

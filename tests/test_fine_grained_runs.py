@@ -10,9 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from data_files import made_flock
-from small_runs import counted
+from small_runs import Waits, counted
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from spatial_transformer.experiments import (
     checkpoints,
@@ -360,22 +359,6 @@ def test_backbones_get_the_layout_that_is_asked_for(flock, backbone, layout):
     assert len(seen) == 3
     last = [image.is_contiguous(memory_format=torch.channels_last) for image in seen]
     assert last == [layout == "channels-last"] * 3
-
-
-class Waits(TorchDispatchMode):
-    """Notes what would wait for a device: values or shapes that the host has to know, or is to tell."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        name = str(function)
-        if any(
-            part in name for part in ("_local_scalar", "nonzero", "masked_select", "lift_fresh", "unique")
-        ):
-            self.found.append(name)
-        return function(*arguments, **(options or {}))
 
 
 @pytest.mark.parametrize("crops", [0, 2])

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from data_files import write_numbers, write_splits
-from small_runs import counted, never_stuck
+from small_runs import Waits, counted, never_stuck
 
 pytest.importorskip("filelock")
 safetensors = pytest.importorskip("safetensors.torch")
@@ -143,6 +143,16 @@ def test_images_that_hardly_move_are_the_crops(size, numbers):
     wanted = house_numbers.normalised(numbers.train.of(size)[chosen])
     images = pixels_entering(started(f"{size}px/CNN", numbers, rotation=1e-6))
     torch.testing.assert_close(images, wanted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("changes", [MOVED, {"parts": 0.5, "rotation": 5.0}, {"inversion": 0.5, "tint": 0.1}])
+def test_nothing_in_a_step_waits_for_the_device(changes, numbers):
+    """So that it can be captured in a CUDA graph."""
+    run = started("64px/ST-CNN Multi", numbers, **changes)
+    run.step()
+    with Waits() as waits:
+        run.step()
+    assert waits.found == []
 
 
 def test_numbers_are_blended_as_their_labels_are(numbers):

@@ -156,8 +156,8 @@ def square(matrix: Tensor) -> Tensor:
     """With the last row (0, ..., 0, 1) where a matrix has none. [..., dims + 1, dims + 1]"""
     if matrix.shape[-2] == matrix.shape[-1]:
         return matrix
-    bottom = torch.zeros_like(matrix[..., :1, :])
-    bottom[..., -1] = 1.0
+    row = matrix[..., :1, :]
+    bottom = torch.cat([torch.zeros_like(row[..., :-1]), torch.ones_like(row[..., -1:])], dim=-1)
     return torch.cat([matrix, bottom], dim=-2)
 
 

@@ -57,17 +57,17 @@ def some_digits(pixels: Tensor, labels: Tensor, boxes: Tensor, share: float, ran
     high = (right + least(boxes[:, :, 0], present & (place > last))) / 2
     lost = (low - left).clamp(min=0) + (right - high).clamp(min=0)
     taken = (drawn[0, :, 0] < share) & (lost <= MOST_CUT * (right - left))
-    nothing = torch.zeros_like(left)
-    window = [BOXES / 2 * (right - left), nothing, (left + right) / 2]
-    window += [nothing, BOXES / 2 * (bottom - top), (top + bottom) / 2]
-    whole = Affine().identity(device=labels.device)
     read = labels.gather(1, (place + first).clamp(max=labels.shape[1] - 1))
     read = read.masked_fill(place > last - first, NULL)
     low, high = low.masked_fill(~taken, -math.inf), high.masked_fill(~taken, math.inf)
+    # All of a number is in the middle of its crop, and the crop about it.
+    x, y = (torch.where(taken, both / 2, 0.0) for both in (left + right, top + bottom))
+    wide, tall = (torch.where(taken, BOXES / 2 * side, 1.0) for side in (right - left, bottom - top))
+    nothing = torch.zeros_like(x)
     return Shown(
         between(pixels, low, high),
         torch.where(taken[:, None], read, labels),
-        torch.where(taken[:, None], torch.stack(window, dim=1), whole),
+        torch.stack([wide, nothing, x, nothing, tall, y], dim=1),
     )
 
 
