@@ -86,7 +86,7 @@ def advanced(run, steps):
         (0, {"norms": "frozen", "precision": "float32"}),
         (0, {"blend": 0.5}),
         (2, {"colour": 0.2, "size": 2 * SIDE}),
-        (4, {"family": "affine", "size": 2 * SIDE}),
+        (4, {"family": "affine", "size": 2 * SIDE, "alone": 0.5}),
     ],
 )
 def test_a_run_goes_on_bit_for_bit(flock, backbone, crops, changes, tmp_path):
@@ -222,6 +222,43 @@ def test_images_are_blended_as_their_labels_are(flock, backbone):
     torch.testing.assert_close(run.velocity, velocity, rtol=1e-4, atol=1e-6)
     plain.step()
     assert run.random.state() == plain.random.state() + 8
+
+
+def test_windows_are_judged_alone(flock, backbone):
+    """The classifier with the descriptors of one window as often as there are windows, and of no other."""
+    run, other = (started(flock, backbone, crops=2, size=2 * SIDE, alone=alone) for alone in (0.3, 0.0))
+    network, chosen = other.network, other.next_batch()
+    labels = other.train.labels[chosen]
+    descriptors, _ = network.descriptors_and_theta(
+        other.views.drawn(other.train, chosen, other.random), other.random
+    )
+    assert descriptors.shape == (8, 2 * backbone.channels)
+    half = backbone.channels
+    alone = [
+        network.classifier(torch.cat([2 * descriptors[:, :half], 0 * descriptors[:, half:]], 1)),
+        network.classifier(torch.cat([0 * descriptors[:, :half], 2 * descriptors[:, half:]], 1)),
+    ]
+    together = network.classifier(descriptors)
+    torch.testing.assert_close(torch.stack(alone).mean(0), together)
+    loss, first, second = (
+        F.cross_entropy(scores, labels, label_smoothing=0.1) for scores in (together, *alone)
+    )
+    loss = 0.7 * loss + 0.15 * first + 0.15 * second
+    gradients = torch.autograd.grad(loss, other.parameters)
+    run.set_rate()
+    run.step()
+    velocity = torch.cat([gradient.flatten() for gradient in gradients]) + 1e-5 * other.weights
+    torch.testing.assert_close(run.velocity, velocity, rtol=1e-4, atol=1e-6)
+    assert float(run.sums[0]) == pytest.approx(loss.item(), rel=1e-5)
+    # Errors are those of all windows together, and the CNN has no windows.
+    assert float(run.sums[1]) == (together.argmax(1) != labels).float().mean()
+    with_it, without = (started(flock, backbone, alone=share) for share in (0.3, 0.0))
+    for each in (with_it, without):
+        each.set_rate()
+        each.step()
+    assert torch.equal(with_it.weights, without.weights)
+    assert not with_it.cell.heeds("alone")
+    assert run.cell.heeds("alone")
 
 
 def test_every_image_is_seen_before_any_is_seen_again(flock, backbone):
@@ -364,7 +401,7 @@ def test_backbones_get_the_layout_that_is_asked_for(flock, backbone, layout):
 @pytest.mark.parametrize("crops", [0, 2])
 def test_nothing_in_a_step_waits_for_the_device(flock, backbone, crops):
     """So that it can be captured in a CUDA graph."""
-    changes = {"size": 2 * SIDE if crops else SIDE, "colour": 0.1, "blend": 0.5}
+    changes = {"size": 2 * SIDE if crops else SIDE, "colour": 0.1, "blend": 0.5, "alone": 0.5}
     run = advanced(started(flock, backbone, crops=crops, **changes), 1)
     with Waits() as waits:
         run.step()

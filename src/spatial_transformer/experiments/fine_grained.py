@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..family import Family
@@ -74,14 +75,34 @@ class FineGrained(nn.Module):
 
     def scores_and_theta(self, image: Tensor, random: RandomNumbers | None = None) -> tuple[Tensor, Tensor]:
         """Both by one pass of the localiser: [N, classes], and theta as ``theta`` gives it."""
+        descriptors, theta = self.descriptors_and_theta(image, random)
+        return self.classifier(descriptors), theta
+
+    def descriptors_and_theta(
+        self, image: Tensor, random: RandomNumbers | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What is classified, one crop's descriptor after another [N, streams * channels]; and theta."""
         seen, theta = self.seen_and_theta(image)
         how = (random, self.skipped) if self.skipped else ()
         each = [
             stream(laid_out_as(image, crop), *how).mean((2, 3))
             for stream, crop in zip(self.streams, seen.unbind(1), strict=True)
         ]
-        descriptors = dropped(torch.cat(each, dim=1), self.dropout, random)
-        return self.classifier(descriptors), theta
+        return dropped(torch.cat(each, dim=1), self.dropout, random), theta
+
+    def scores_alone(self, descriptors: Tensor) -> Tensor:
+        """What each crop would say if the others all said the same: [streams, N, classes].
+
+        Scores are sums over crops, so that the mean of these is the scores.
+        """
+        count = len(self.streams)
+        each = descriptors.unflatten(1, (count, -1)).unbind(1)
+        weights = self.classifier.weight.unflatten(1, (count, -1)).unbind(1)
+        parts = [
+            F.linear(own, count * weight, self.classifier.bias)
+            for own, weight in zip(each, weights, strict=True)
+        ]
+        return torch.stack(parts)
 
     def seen(self, image: Tensor) -> Tensor:
         """What the backbones get to see. [N, streams, 3, side, side]"""

@@ -169,16 +169,24 @@ class FineGrainedRun(Descent):
         with tensor_cores(self.mixed):
             # Without a cache, which would outlive the capture that filled it.
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.mixed, cache_enabled=False):
-                scores = self.network(images, self.random)
-                losses = functools.partial(
-                    F.cross_entropy, scores, label_smoothing=self.settings.smoothing, reduction="none"
-                )
-                loss = mixup.mean_loss(losses, labels, share)
+                descriptors, _ = self.network.descriptors_and_theta(images, self.random)
+                scores = self.network.classifier(descriptors)
+                loss = self.loss(scores, labels, share)
+                if self.settings.alone and self.start is not None:
+                    each = [self.loss(own, labels, share) for own in self.network.scores_alone(descriptors)]
+                    loss = torch.lerp(loss, torch.stack(each).mean(), self.settings.alone)
             gradients = torch.autograd.grad(loss, self.parameters)
         self.move(gradients)
         with torch.no_grad():
             wrong = (scores.argmax(1) != labels).sum() / len(labels)
             self.sums += torch.stack([loss.detach(), wrong])
+
+    def loss(self, scores: Tensor, labels: Tensor, share: Tensor | None) -> Tensor:
+        """The mean over images of the cross-entropy with their labels, smoothed and blended as they are."""
+        losses = functools.partial(
+            F.cross_entropy, scores, label_smoothing=self.settings.smoothing, reduction="none"
+        )
+        return mixup.mean_loss(losses, labels, share)
 
     def next_batch(self) -> Tensor:
         """The numbers of the next training images, shuffled anew where too few are left. int64 [batch]"""

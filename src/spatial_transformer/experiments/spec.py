@@ -15,6 +15,7 @@ PRECISIONS = ("mixed", "float32")
 CLASSES = 10  # of digits
 # Settings that came later than some of the records in results/, which have been trained with their defaults.
 LATER = frozenset({"localiser_rate", "schedule", "rate_rise", "views", "elastic", "blend", "erased", "parts"})
+OF_TRANSFORMERS = ("localiser_", "alone")  # how the names of settings begin that these alone have
 FASTEST = 1e30  # a learning rate that float32 holds
 
 
@@ -163,8 +164,8 @@ class Cell:
         return f"{self.data.kind}/{self.model.name}"
 
     def heeds(self, setting: str) -> bool:
-        """Whether a setting makes a difference to it: those of localisers do not where there are none."""
-        return self.model.transformer is not None or not setting.startswith("localiser_")
+        """Whether a setting makes a difference to it: those of transformers do not where there are none."""
+        return self.model.transformer is not None or not setting.startswith(OF_TRANSFORMERS)
 
 
 @dataclass(frozen=True)

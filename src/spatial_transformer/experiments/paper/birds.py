@@ -55,6 +55,9 @@ class BirdSettings(Settings):
     weight_decay: float = 1e-5
     dropout: float = 0.4
     skipped: float = 0.0  # share of images that a backbone's last block is left out for; fewer before it
+    alone: float = (
+        0.0  # share of the loss that is of what each window says alone; the rest is of all together
+    )
     smoothing: float = 0.1  # of labels
     blend: float = 0.0  # of another image at most, in each image and in its loss; 0.5: mixup
     norms: str = "updated"  # statistics of the batch, and running ones kept up; "frozen": ImageNet's
@@ -84,6 +87,8 @@ class BirdSettings(Settings):
         for name in ("localiser_start", "warm_up", "dropout", "skipped", "smoothing", "colour"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and less than 1, got {getattr(self, name)}")
+        if not 0 <= self.alone <= 1:
+            raise ValueError(f"alone must be from 0 to 1, got {self.alone}")
         if not 0 <= self.rotation <= 180:
             raise ValueError(f"rotation must be from 0 to 180, got {self.rotation}")
         if not 0 <= self.blend <= 0.5:
