@@ -39,7 +39,6 @@ from ..module import SpatialTransformer
 from . import networks
 from .data.random_numbers import RandomNumbers
 from .data.svhn import DIGITS, NULL
-from .first_convolution import FirstConvolution
 
 MODELS = ("CNN", "ST-CNN Single", "ST-CNN Multi")
 COLOURS = 3
@@ -160,8 +159,9 @@ def convolutions(filters: Sequence[int], dropout: float) -> list[nn.Sequential]:
     """conv[N,5,1,2] with rectifiers, and max[2] after some."""
     layers = []
     for number, (before, after) in enumerate(pairwise((COLOURS, *filters))):
-        kind = nn.Conv2d if number else FirstConvolution
-        weights = started(kind(before, after, 5, padding=2), dropout if number > WITHOUT_DROPOUT else 0.0)
+        weights = started(
+            nn.Conv2d(before, after, 5, padding=2), dropout if number > WITHOUT_DROPOUT else 0.0
+        )
         pool = [nn.MaxPool2d(2)] if number in POOLED else []
         layers.append(nn.Sequential(weights, nn.ReLU(), *pool))
     return layers
