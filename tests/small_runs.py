@@ -55,7 +55,20 @@ def counted(looks):
 
 
 class Waits(TorchDispatchMode):
-    """Notes what would wait for a device: values or shapes that the host has to know, or is to tell."""
+    """Notes what would wait for a device: values or shapes that the host has to know, or makes tensors of.
+
+    Copies from the host to a device cannot be seen on a CPU: the tests of captured steps, on a GPU, see them.
+    """
+
+    NAMES = (
+        "_local_scalar",
+        "nonzero",
+        "masked_select",
+        "lift_fresh",
+        "unique",
+        "bincount",
+        "repeat_interleave",
+    )
 
     def __init__(self):
         super().__init__()
@@ -63,8 +76,9 @@ class Waits(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         name = str(function)
-        if any(
-            part in name for part in ("_local_scalar", "nonzero", "masked_select", "lift_fresh", "unique")
-        ):
+        by_mask = name.startswith(("aten.index.", "aten.index_put")) and any(
+            place is not None and place.dtype in (torch.bool, torch.uint8) for place in arguments[1]
+        )
+        if by_mask or any(part in name for part in self.NAMES):
             self.found.append(name)
         return function(*arguments, **(options or {}))

@@ -224,41 +224,45 @@ def test_images_are_blended_as_their_labels_are(flock, backbone):
     assert run.random.state() == plain.random.state() + 8
 
 
-def test_windows_are_judged_alone(flock, backbone):
-    """The classifier with the descriptors of one window as often as there are windows, and of no other."""
-    run, other = (started(flock, backbone, crops=2, size=2 * SIDE, alone=alone) for alone in (0.3, 0.0))
+@pytest.mark.parametrize("crops", [2, 4])
+def test_windows_are_judged_alone(crops, flock, backbone):
+    """The classifier with the descriptors of one window as often as there are windows, and of no other; by
+    labels that are blended as images are."""
+    changes = {"crops": crops, "size": 2 * SIDE, "blend": 0.4}
+    run, other = (started(flock, backbone, alone=alone, **changes) for alone in (0.3, 0.0))
     network, chosen = other.network, other.next_batch()
-    labels = other.train.labels[chosen]
-    descriptors, _ = network.descriptors_and_theta(
-        other.views.drawn(other.train, chosen, other.random), other.random
-    )
-    assert descriptors.shape == (8, 2 * backbone.channels)
-    half = backbone.channels
+    images, labels = other.views.drawn(other.train, chosen, other.random), other.train.labels[chosen]
+    share, before = 0.4 * other.random.uniform(8), [7, *range(7)]
+    assert not torch.equal(labels, labels[before])
+    own = (1 - share)[:, None, None, None]
+    descriptors, _ = network.descriptors_and_theta(own * images + (1 - own) * images[before], other.random)
+    together, parts = network.classifier(descriptors), descriptors.split(backbone.channels, dim=1)
+    assert len(parts) == crops
     alone = [
-        network.classifier(torch.cat([2 * descriptors[:, :half], 0 * descriptors[:, half:]], 1)),
-        network.classifier(torch.cat([0 * descriptors[:, :half], 2 * descriptors[:, half:]], 1)),
+        network.classifier(torch.cat([part * (crops if each is part else 0) for each in parts], dim=1))
+        for part in parts
     ]
-    together = network.classifier(descriptors)
     torch.testing.assert_close(torch.stack(alone).mean(0), together)
-    loss, first, second = (
-        F.cross_entropy(scores, labels, label_smoothing=0.1) for scores in (together, *alone)
-    )
-    loss = 0.7 * loss + 0.15 * first + 0.15 * second
+    soft = (1 - share)[:, None] * F.one_hot(labels, 4) + share[:, None] * F.one_hot(labels[before], 4)
+    loss, *each = (F.cross_entropy(scores, soft, label_smoothing=0.1) for scores in (together, *alone))
+    loss = 0.7 * loss + 0.3 * sum(each) / crops
     gradients = torch.autograd.grad(loss, other.parameters)
     run.set_rate()
     run.step()
     velocity = torch.cat([gradient.flatten() for gradient in gradients]) + 1e-5 * other.weights
     torch.testing.assert_close(run.velocity, velocity, rtol=1e-4, atol=1e-6)
     assert float(run.sums[0]) == pytest.approx(loss.item(), rel=1e-5)
-    # Errors are those of all windows together, and the CNN has no windows.
-    assert float(run.sums[1]) == (together.argmax(1) != labels).float().mean()
+    assert float(run.sums[1]) == (together.argmax(1) != labels).float().mean()  # of all windows together
+
+
+def test_without_windows_none_is_judged_alone(flock, backbone):
     with_it, without = (started(flock, backbone, alone=share) for share in (0.3, 0.0))
-    for each in (with_it, without):
-        each.set_rate()
-        each.step()
+    for run in (with_it, without):
+        run.set_rate()
+        run.step()
     assert torch.equal(with_it.weights, without.weights)
     assert not with_it.cell.heeds("alone")
-    assert run.cell.heeds("alone")
+    assert cell(crops=2).heeds("alone")
 
 
 def test_every_image_is_seen_before_any_is_seen_again(flock, backbone):

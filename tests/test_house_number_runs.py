@@ -178,8 +178,9 @@ def test_numbers_are_blended_as_their_labels_are(numbers):
 @pytest.mark.parametrize("name", ["64px/CNN", "128px/ST-CNN Multi"])
 def test_a_step_learns_some_digits_of_numbers(name, numbers):
     """Of the looser crops, with the labels of what is left: for this batch not all of every number."""
-    run, other = (started(name, numbers, batch=12, parts=1.0, dropout=0.0) for _ in range(2))
-    chosen = below(24, other.random.uniform(12))
+    changes = {"batch": 12, "parts": 1.0, "dropout": 0.0, "held_out": 9}
+    run, other = (started(name, numbers, **changes) for _ in range(2))
+    chosen = svhn.validation_split(24, 9)[0][below(15, other.random.uniform(12))]
     train = numbers.train
     shown = house_number_views.some_digits(
         train.loose[chosen], train.labels[chosen], train.boxes[chosen], 1.0, other.random
@@ -201,6 +202,9 @@ def test_what_is_moved_is_read_off_the_looser_crops(views, numbers):
     plain, moved = started("64px/CNN", numbers), started("64px/CNN", numbers, shift=0.1, views=views)
     assert (plain.images.shape[-1], plain.test_images.shape[-1]) == (64, 64)
     assert (moved.images.shape[-1], moved.test_images.shape[-1]) == (128, 128 if views > 1 else 64)
+    # They are on the disk, and not in memory as a whole.
+    on_disk = numbers.train.loose.untyped_storage().data_ptr()
+    assert plain.images.untyped_storage().data_ptr() == moved.images.untyped_storage().data_ptr() == on_disk
 
 
 def test_numbers_held_out_are_tested_on_and_never_trained_on(numbers):

@@ -87,6 +87,11 @@ def test_how_many_numbers_are_cut():
         ([[-0.4, -0.4, 0.1, 0.0], [-0.1, 0.0, 0.4, 0.4]], True),  # down a slope: a fifth of each is cut off
         ([[-0.4, -0.4, 0.15, 0.0], [-0.15, 0.0, 0.4, 0.4]], False),  # more than a quarter would be
         ([[-0.3, -0.4, 0.3, -0.05], [-0.3, 0.05, 0.3, 0.4]], False),  # one above the other
+        (
+            [[-0.3, -0.9, -0.1, 0.9], [-0.2, -0.9, 0.1, 0.9]],
+            True,
+        ),  # as many pixels of a narrow one: a quarter
+        ([[-0.3, -0.9, -0.1, 0.9], [-0.24, -0.9, 0.0, 0.9]], False),  # and more, however high it is
         ([[0.1, -0.3, 0.4, 0.3], [-0.4, -0.3, -0.1, 0.3]], False),  # filed from right to left
     ],
 )
@@ -99,10 +104,24 @@ def test_digits_that_do_not_stand_side_by_side_stay_together(boxes, apart):
     assert torch.equal(found.pixels[~cut], columns(int((~cut).sum())))
 
 
+def test_what_is_cut_off_on_both_sides_counts_together():
+    """A digit between two others that reach into it by 0.2 of its width from either side: 0.1 would be cut
+    off on either side, a fifth in all; and by 0.3, 0.3 in all."""
+    labels = torch.tensor([[4, 2, 6, 10, 10]]).repeat(200, 1)
+    for reach, alone in ((0.2, True), (0.3, False)):
+        boxes = torch.tensor(
+            [[[-0.8, -0.3, -0.3 + reach, 0.3], [-0.3, -0.3, 0.7, 0.3], [0.7 - reach, -0.3, 1.2, 0.3]]]
+        )
+        boxes = F.pad(boxes, (0, 0, 0, 2)).repeat(200, 1, 1)
+        found = house_number_views.some_digits(columns(200), labels, boxes, 1.0, RandomNumbers(0))
+        assert (found.labels[:, :2] == torch.tensor([2, 10])).all(1).any() == alone
+        assert (found.labels[:, :2] == torch.tensor([4, 10])).all(1).any()  # which are cut on one side
+
+
 @pytest.mark.parametrize("size", [64, 128])
 def test_some_digits_are_cropped_as_if_there_were_no_others(size, tmp_path):
     """As the crop of a picture that has those digits alone, where nothing of it is beside the border."""
-    boxes = [box(1, 30, 12, 8, 18), box(2, 41, 10, 8, 20), box(3, 52, 11, 8, 18)]
+    boxes = [box(1, 30, 12, 8, 18), box(2, 41, 10, 8, 20), box(3, 52, 6, 8, 30)]  # the last sticks out
     for name, those in (("all", boxes), ("two", boxes[:2])):
         write_svhn(tmp_path / name / "train", [{"filename": "1.png", "boxes": those}], size=(60, 40))
     whole, part = (svhn.load("train", tmp_path / name, say=lambda line: None) for name in ("all", "two"))

@@ -198,6 +198,7 @@ def test_a_large_image_is_smoothed(tmp_path):
         ([], "no digit"),
         ([box(1, 5, 5, 0, 10)], "a box without area"),
         ([box(1, 5, 5, 10, -2)], "a box without area"),
+        ([box(1, 5, 5, 1e-16, 10)], "a box without area"),
         ([box(1, float("nan"), 5, 10, 10)], "a box without area"),
         ([box(1, 60, 5, 10, 10)], "a box outside the image"),
         ([box(1, 5, -10, 10, 10)], "a box outside the image"),
@@ -483,7 +484,7 @@ def test_check_compares_the_cache(tmp_path, what):
         if what == "labels":
             held["labels"][1, 0] = 7
         elif what == "boxes":
-            held["boxes"][2, 1, 3] += 0.1
+            held["boxes"][2, 1, 3] += 1e-4
         elif what == "names":
             held["names"] = held["names"][[0, 1, 3, 2]]
         else:

@@ -80,9 +80,9 @@ class HouseNumberRun(Descent):
         # What is moved has something beyond its borders.
         size = LOOSE if settings.moves or settings.parts else cell.data.size
         splits = [train, data.extra()] if settings.extra else [train]
-        self.images = torch.cat([split.of(size).to(self.device) for split in splits])
-        self.labels = torch.cat([split.labels.to(self.device) for split in splits])
-        self.boxes = torch.cat([split.boxes.to(self.device) for split in splits])
+        self.images = joined([split.of(size).to(self.device) for split in splits])
+        self.labels = joined([split.labels.to(self.device) for split in splits])
+        self.boxes = joined([split.boxes.to(self.device) for split in splits])
         if settings.extra:
             trained = torch.cat([trained, torch.arange(len(train.labels), len(self.labels))])
         # Which of these are trained on, and which test images are tested on.
@@ -147,6 +147,11 @@ class HouseNumberRun(Descent):
         with tensor_cores(False):
             theta: Tensor = self.network.theta(images)
         return theta
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """Images or labels of some splits; of one no copy, as crops are read off the disk as they are used."""
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def judged(

@@ -18,12 +18,13 @@ from ..families import Affine
 from ..family import Family
 from ..sampling import warp
 from . import house_numbers
+from .data.clutter import below
 from .data.random_numbers import RandomNumbers, either_way
-from .data.svhn import BOXES, NULL
+from .data.svhn import LOOSE_GROWN, NULL
 from .paper.svhn import HouseNumberSettings
 
 BENDING = ThinPlateSpline((4, 4))
-MOST_CUT = 0.25  # of the width of some digits, by what is left out beside them
+MOST_CUT = 0.25  # of the width of digits that are shown, by the borders beside them
 
 
 class Shown(NamedTuple):
@@ -40,20 +41,20 @@ def some_digits(pixels: Tensor, labels: Tensor, boxes: Tensor, share: float, ran
     Of so large a share of the numbers only digits from one to another in reading order, both drawn; maybe
     all of them. Beside them, halfway to the digits that are left out, the image ends: its border is repeated.
 
-    Numbers whose digits do not stand side by side, so that such a border would cut more than ``MOST_CUT`` off
-    what is left, stay whole.
+    Where digits do not stand side by side, so that borders would cut more than ``MOST_CUT`` off what is left,
+    all of the number is shown.
     """
     present = labels != NULL
     count = present.sum(1, keepdim=True)
     drawn = random.uniform(3, len(labels), 1)
-    ends = torch.minimum((drawn[1:] * count).long(), count - 1)
+    ends = below(count, drawn[1:])
     first, last = ends.amin(0), ends.amax(0)  # [N, 1]
     place = torch.arange(labels.shape[1], device=labels.device).expand_as(labels)
     shown = (place >= first) & (place <= last)
     left, top = (least(boxes[:, :, side], shown) for side in (0, 1))
     right, bottom = (-least(-boxes[:, :, side], shown) for side in (2, 3))
     # Where the image ends; infinite where no digit is left out.
-    low = (left - least(-boxes[:, :, 2], present & (place < first))) / 2
+    low = (left - least(-boxes[:, :, 2], place < first)) / 2
     high = (right + least(boxes[:, :, 0], present & (place > last))) / 2
     lost = (low - left).clamp(min=0) + (right - high).clamp(min=0)
     taken = (drawn[0, :, 0] < share) & (lost <= MOST_CUT * (right - left))
@@ -62,7 +63,7 @@ def some_digits(pixels: Tensor, labels: Tensor, boxes: Tensor, share: float, ran
     low, high = low.masked_fill(~taken, -math.inf), high.masked_fill(~taken, math.inf)
     # All of a number is in the middle of its crop, and the crop about it.
     x, y = (torch.where(taken, both / 2, 0.0) for both in (left + right, top + bottom))
-    wide, tall = (torch.where(taken, BOXES / 2 * side, 1.0) for side in (right - left, bottom - top))
+    wide, tall = (torch.where(taken, LOOSE_GROWN / 2 * side, 1.0) for side in (right - left, bottom - top))
     nothing = torch.zeros_like(x)
     return Shown(
         between(pixels, low, high),

@@ -83,7 +83,7 @@ def asked(experiment: Experiment, settings: Mapping[str, Any], digits: str) -> W
 
 def unusual(settings: Mapping[str, Any], cell: Cell) -> dict[str, Any]:
     """Those settings that are not the cell's own. A record that is older than a setting has its default: what
-    was done before there was a choice. Without a transformer those of localisers are as good as any."""
+    was done before there was a choice. Without a transformer those of transformers are as good as any."""
     known = dataclasses.asdict(cell.settings)
     given = {field.name: field.default for field in dataclasses.fields(cell.settings)} | dict(settings)
     return {name: value for name, value in given.items() if value != known[name] and cell.heeds(name)}

@@ -112,6 +112,6 @@ def square(corner: Tensor, along: Tensor, width: int) -> Tensor:
     return y[..., :, None] * width + x[..., None, :]
 
 
-def below(count: int, uniform: Tensor) -> Tensor:
+def below(count: int | Tensor, uniform: Tensor) -> Tensor:
     """Whole numbers from 0 to count - 1, from numbers uniform on [0, 1). int64"""
     return (uniform * count).long()  # (1 - 2^-24) count is at least half a step of float32 below count

@@ -52,7 +52,7 @@ DIGITS = 5  # that a label holds
 NULL = 10  # the class of the places after the last digit
 LOOSE, TIGHT = 128, 64
 GROWN = 1.3  # the tight crop's extent, in boxes around all digits
-BOXES = GROWN * LOOSE / TIGHT  # that of the loose one
+LOOSE_GROWN = GROWN * LOOSE / TIGHT  # the loose one's
 VALIDATION = 5000
 SPLIT_SEED = 2011
 VERSION = 4  # of what is cached
@@ -345,7 +345,8 @@ def why_left_out(entry: Entry, size: tuple[int, int] | None = None) -> str | Non
     if len(entry.boxes) > DIGITS:
         return f"{entry.name}: {len(entry.boxes)} digits"
     for box in entry.boxes:
-        if not all(map(math.isfinite, box)) or box.width <= 0 or box.height <= 0:
+        area = box.left + box.width > box.left and box.top + box.height > box.top  # as far as floats tell
+        if not all(map(math.isfinite, box)) or not area:
             return f"{entry.name}: a box without area"
         if size is not None and not (-box.width < box.left < size[0] and -box.height < box.top < size[1]):
             return f"{entry.name}: a box outside the image"
@@ -440,7 +441,7 @@ def cropped(image: np.ndarray[Any, Any], entry: Entry) -> Tensor:
     theta = crop_theta(entry, width, height)
     # Image pixels for one of the crop. Time and memory go with them: a box far larger than the image is
     # smoothed as one of the image's size would be.
-    shrunk = max(min(theta[0], BOXES) * width, min(theta[4], BOXES) * height) / LOOSE
+    shrunk = max(min(theta[0], LOOSE_GROWN) * width, min(theta[4], LOOSE_GROWN) * height) / LOOSE
     seen = sampling.warp(
         pixels,
         torch.tensor([theta], dtype=torch.float32),
@@ -456,8 +457,8 @@ def crop_theta(entry: Entry, width: int, height: int) -> list[float]:
     """The affine theta whose box is the loose crop: both of the grown box's sides, doubled."""
     left, top, right, bottom = around(entry)
     return [
-        BOXES * (right - left) / width, 0.0, (left + right) / width - 1,
-        0.0, BOXES * (bottom - top) / height, (top + bottom) / height - 1,
+        LOOSE_GROWN * (right - left) / width, 0.0, (left + right) / width - 1,
+        0.0, LOOSE_GROWN * (bottom - top) / height, (top + bottom) / height - 1,
     ]  # fmt: skip
 
 
@@ -475,7 +476,7 @@ def boxes_in_crop(entry: Entry) -> list[list[float]]:
     left, top, right, bottom = around(entry)
 
     def place(at: float, low: float, high: float) -> float:
-        return (2 * at - low - high) / (BOXES * (high - low))
+        return (2 * at - low - high) / (LOOSE_GROWN * (high - low))
 
     found = [
         [

@@ -55,9 +55,7 @@ class BirdSettings(Settings):
     weight_decay: float = 1e-5
     dropout: float = 0.4
     skipped: float = 0.0  # share of images that a backbone's last block is left out for; fewer before it
-    alone: float = (
-        0.0  # share of the loss that is of what each window says alone; the rest is of all together
-    )
+    alone: float = 0.0  # share of the loss that is of what each window says alone
     smoothing: float = 0.1  # of labels
     blend: float = 0.0  # of another image at most, in each image and in its loss; 0.5: mixup
     norms: str = "updated"  # statistics of the batch, and running ones kept up; "frozen": ImageNet's
