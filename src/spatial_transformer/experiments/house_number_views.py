@@ -166,6 +166,6 @@ def moves(count: int, settings: HouseNumberSettings, random: RandomNumbers, *, o
     angle = angle * math.radians(settings.rotation)
     across, down = ((settings.scaling * each).exp() * of_the_whole for each in scales_and_shifts[:2])
     # A side is 2 in normalised coordinates.
-    right, below = (2 * settings.shift * each * of_the_whole for each in scales_and_shifts[2:])
+    right, under = (2 * settings.shift * each * of_the_whole for each in scales_and_shifts[2:])
     cos, sin = angle.cos(), angle.sin()
-    return torch.stack([cos * across, -sin * down, right, sin * across, cos * down, below], dim=1)
+    return torch.stack([cos * across, -sin * down, right, sin * across, cos * down, under], dim=1)
