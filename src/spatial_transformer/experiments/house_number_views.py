@@ -51,11 +51,12 @@ def some_digits(pixels: Tensor, labels: Tensor, boxes: Tensor, share: float, ran
     first, last = ends.amin(0), ends.amax(0)  # [N, 1]
     place = torch.arange(labels.shape[1], device=labels.device).expand_as(labels)
     shown = (place >= first) & (place <= last)
-    left, top = (least(boxes[:, :, side], shown) for side in (0, 1))
-    right, bottom = (-least(-boxes[:, :, side], shown) for side in (2, 3))
+    lefts, tops, rights, bottoms = boxes.unbind(2)
+    left, top = least(lefts, shown), least(tops, shown)
+    right, bottom = greatest(rights, shown), greatest(bottoms, shown)
     # Where the image ends; infinite where no digit is left out.
-    low = (left - least(-boxes[:, :, 2], place < first)) / 2
-    high = (right + least(boxes[:, :, 0], present & (place > last))) / 2
+    low = (left + greatest(rights, place < first)) / 2
+    high = (right + least(lefts, present & (place > last))) / 2
     lost = (low - left).clamp(min=0) + (right - high).clamp(min=0)
     taken = (drawn[0, :, 0] < share) & (lost <= MOST_CUT * (right - left))
     read = labels.gather(1, (place + first).clamp(max=labels.shape[1] - 1))
@@ -75,6 +76,11 @@ def some_digits(pixels: Tensor, labels: Tensor, boxes: Tensor, share: float, ran
 def least(values: Tensor, those: Tensor) -> Tensor:
     """The least of those of each row, infinity where there are none. [N, K] -> [N]"""
     return values.masked_fill(~those, math.inf).amin(1)
+
+
+def greatest(values: Tensor, those: Tensor) -> Tensor:
+    """The greatest of those of each row, minus infinity where there are none. [N, K] -> [N]"""
+    return values.masked_fill(~those, -math.inf).amax(1)
 
 
 def between(pixels: Tensor, low: Tensor, high: Tensor) -> Tensor:
