@@ -52,6 +52,7 @@ MOVED = {
     "blend": 0.5,
     "erased": 0.3,
     "parts": 0.5,
+    "swapped": 0.3,
 }
 CELLS = {cell.name: cell for cell in EXPERIMENTS["svhn"].cells}
 
@@ -145,7 +146,10 @@ def test_images_that_hardly_move_are_the_crops(size, numbers):
     torch.testing.assert_close(images, wanted, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("changes", [MOVED, {"parts": 0.5, "rotation": 5.0}, {"inversion": 0.5, "tint": 0.1}])
+@pytest.mark.parametrize(
+    "changes",
+    [MOVED, {"parts": 0.5, "rotation": 5.0}, {"inversion": 0.5, "tint": 0.1}, {"swapped": 0.5}],
+)
 def test_nothing_in_a_step_waits_for_the_device(changes, numbers):
     """So that it can be captured in a CUDA graph."""
     run = started("64px/ST-CNN Multi", numbers, **changes)
@@ -194,6 +198,28 @@ def test_a_step_learns_some_digits_of_numbers(name, numbers):
     assert float(run.sums[0]) == pytest.approx(loss.item(), rel=1e-5)
     assert float(run.sums[1]) == pytest.approx(house_numbers.wrong(scores, shown.labels).float().mean())
     assert (run.test_images.shape[-1], run.images.shape[-1]) == (size, 128)
+
+
+@pytest.mark.parametrize("name", ["64px/CNN", "128px/ST-CNN Multi"])
+@pytest.mark.parametrize("changes", [{}, {"parts": 1.0, "shift": 0.1}])
+def test_a_step_learns_digits_of_other_numbers(name, changes, numbers):
+    """In the looser crops, before anything else is done to them, with the labels of what is there then."""
+    changes = {"batch": 12, "swapped": 0.5, "dropout": 0.0, "held_out": 9, **changes}
+    run, other = (started(name, numbers, **changes) for _ in range(2))
+    chosen = svhn.validation_split(24, 9)[0][below(15, other.random.uniform(12))]
+    pixels, labels, boxes = (part[chosen] for part in (other.images, other.labels, other.boxes))
+    assert pixels.shape[-1] == 128
+    found, read = house_number_views.swapped_digits(pixels, labels, boxes, 0.5, other.random)
+    assert (read != labels).any()
+    window, size = None, other.cell.data.size
+    if other.settings.parts:
+        found, read, window = house_number_views.some_digits(found, read, boxes, 1.0, other.random)
+        found = house_number_views.moved(found, size, other.settings, other.random, window)
+    scores = other.network(house_numbers.normalised(svhn.middle(found, size)))
+    loss = house_numbers.losses(scores, read).mean()
+    run.step()
+    assert float(run.sums[0]) == pytest.approx(loss.item(), rel=1e-5)
+    assert float(run.sums[1]) == pytest.approx(house_numbers.wrong(scores, read).float().mean())
 
 
 @pytest.mark.parametrize("views", [1, 2])

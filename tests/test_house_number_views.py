@@ -15,6 +15,7 @@ pytest.importorskip("PIL.Image")
 import spatial_transformer as st
 from spatial_transformer.experiments import house_number_views, house_numbers
 from spatial_transformer.experiments.data import svhn
+from spatial_transformer.experiments.data.clutter import below
 from spatial_transformer.experiments.data.random_numbers import RandomNumbers
 from spatial_transformer.experiments.paper.svhn import HouseNumberSettings
 
@@ -22,9 +23,6 @@ from spatial_transformer.experiments.paper.svhn import HouseNumberSettings
 @pytest.fixture(scope="module")
 def numbers(one_thread, tmp_path_factory):
     return svhn.load_set(write_splits(tmp_path_factory.mktemp("svhn"), 24, 1))
-
-
-# Some digits of a number
 
 
 def row_of_digits(*lefts, right=0.8, top=-0.3, bottom=0.3):
@@ -37,6 +35,127 @@ def row_of_digits(*lefts, right=0.8, top=-0.3, bottom=0.3):
 def columns(count):
     """Images whose pixels are the numbers of their columns. uint8 [count, 3, 128, 128]"""
     return torch.arange(128, dtype=torch.uint8).expand(count, 3, 128, 128).clone()
+
+
+# Digits of other numbers
+
+
+def columns_and_rows(count):
+    """Images whose pixels are the numbers of their columns, of their rows, and their own. uint8"""
+    at = torch.arange(128, dtype=torch.uint8)
+    planes = [at.expand(128, 128), at[:, None].expand(128, 128)]
+    return torch.stack([torch.stack([*planes, torch.full_like(planes[0], each)]) for each in range(count)])
+
+
+def pixel(at):
+    """The number of a column or row, of a place from -1 to 1; with a fraction between their centres."""
+    return (at + 1) * 64 - 0.5
+
+
+@pytest.mark.parametrize(
+    ("place", "digit", "seen"),
+    [  # (left, top, right, bottom) of the place, of the digit that is put there, and of what is read there
+        ((-0.4, -0.3, 0.4, 0.3), (-0.4, -0.3, 0.4, 0.3), (-0.4, -0.3, 0.4, 0.3)),
+        ((-0.4, -0.3, 0.4, 0.3), (0.1, 0.0, 0.5, 0.3), (0.1, 0.0, 0.5, 0.3)),  # of the same shape
+        ((0.0, -0.3, 0.2, 0.3), (-0.6, -0.3, 0.2, 0.3), (-0.6, -0.3, 0.2, 0.3)),  # made narrower
+        ((0.0, -0.3, 0.5, 0.3), (-0.6, -0.3, -0.2, 0.3), (-0.65, -0.3, -0.15, 0.3)),  # with what is beside
+        ((-0.4, -0.3, 0.4, 0.3), (0.2, -0.6, 0.4, 0.0), (0.15, -0.6, 0.45, 0.0)),  # half of it at most
+    ],
+)
+def test_a_digit_fills_the_place_of_another(place, digit, seen):
+    boxes = F.pad(torch.tensor([[place], [digit]]), (0, 0, 0, 4))
+    labels = torch.tensor([[3, 10, 10, 10, 10], [8, 10, 10, 10, 10]])
+    pixels = columns_and_rows(2)
+    found, read = house_number_views.swapped_digits(pixels, labels, boxes, 1.0, RandomNumbers(0))
+    assert read.tolist() == [[8, 10, 10, 10, 10], [3, 10, 10, 10, 10]]
+    left, top, right, bottom = place
+    centres = (torch.arange(128) + 0.5) / 64 - 1
+    across, down = (centres > left) & (centres < right), (centres > top) & (centres < bottom)
+    assert min(across.sum(), down.sum()) > 10
+    filled = down[:, None] & across
+    x = seen[0] + (centres[across] - left) * (seen[2] - seen[0]) / (right - left)
+    y = seen[1] + (centres[down] - top) * (seen[3] - seen[1]) / (bottom - top)
+    inside = found[0][:, down][..., across].float()
+    torch.testing.assert_close(inside[0], pixel(x).expand(len(y), -1), rtol=0, atol=0.501)
+    torch.testing.assert_close(inside[1], pixel(y)[:, None].expand(-1, len(x)), rtol=0, atol=0.501)
+    assert (inside[2] == 1).all()
+    assert torch.equal(found[0][:, ~filled], pixels[0][:, ~filled])
+
+
+def test_digits_come_with_their_labels():
+    """Numbers of one to five digits, each of one brightness, which its label and place tell, on a colour that
+    is the number's own: any digit of the number before comes, as often as the others, with its label."""
+    random, count = RandomNumbers(5), 3000
+    lengths = below(torch.full((count,), 5), random.uniform(count)) + 1
+    place = torch.arange(5).expand(count, 5)
+    present = place < lengths[:, None]
+    labels = below(torch.full((count, 5), 10), random.uniform(count, 5)).masked_fill(~present, 10)
+    left, top = -0.8 + 0.32 * place, -0.5 + 0.3 * random.uniform(count, 5)
+    boxes = torch.stack([left, top, left + 0.3, top + 0.5], dim=2).masked_fill(~present[..., None], 0)
+    brightness = 20 * labels + place + 1
+    at = (torch.arange(128) + 0.5) / 64 - 1
+    (x, y), (right, below_it) = boxes[..., :2, None].unbind(2), boxes[..., 2:, None].unbind(2)
+    in_x, in_y = (at >= x) & (at <= right), (at >= y) & (at <= below_it)
+    shown = in_y[..., None] & in_x[..., None, :] & present[..., None, None]  # [N, 5, 128, 128]
+    colour = torch.arange(count) % 251
+    pixels = torch.stack([(shown * brightness[..., None, None].byte()).amax(1)] * 3, dim=1)
+    pixels[:, 2] = colour[:, None, None]
+    found, read = house_number_views.swapped_digits(pixels, labels, boxes, 0.4, RandomNumbers(1))
+    column, row = ((boxes[..., :2] + boxes[..., 2:]) * 32 + 64).long().unbind(2)  # of the middles
+    seen, _, whose = found[torch.arange(count)[:, None], :, row, column].long().unbind(2)
+    taken = present & (whose != colour[:, None])
+    assert (taken.sum() / present.sum()).item() == pytest.approx(0.4, abs=0.02)
+    assert torch.equal(whose[taken], (colour.roll(1)[:, None].expand_as(whose))[taken])
+    assert torch.equal(seen[present] // 20, read[present])
+    assert torch.equal(read[~taken], labels[~taken])
+    # Which digits of the number before they are.
+    which = seen % 20 - 1
+    assert torch.equal(seen[taken], brightness.roll(1, 0).gather(1, which.clamp(0, 4))[taken])
+    of_five = which[taken & (lengths == 5).roll(1)[:, None]]
+    share = of_five.bincount(minlength=5) / len(of_five)
+    torch.testing.assert_close(share, torch.full((5,), 0.2), rtol=0, atol=0.04)
+    # All else stays as it is.
+    filled = (shown & taken[..., None, None]).any(1)
+    assert torch.equal(found[:, 2] != pixels[:, 2], filled)
+    assert torch.equal(found.masked_fill(filled[:, None], 0), pixels.masked_fill(filled[:, None], 0))
+
+
+def test_where_places_overlap_the_last_is_whole():
+    boxes = [[-0.4, -0.3, 0.1, 0.3], [-0.1, -0.3, 0.4, 0.3]]
+    boxes = F.pad(torch.tensor([boxes, boxes]), (0, 0, 0, 3))
+    labels = torch.tensor([[1, 2, 10, 10, 10], [3, 4, 10, 10, 10]])
+
+    class Last:
+        """Takes all digits, and the last of those before."""
+
+        def uniform(self, *shape):
+            return torch.stack([torch.zeros(shape[1:]), torch.full(shape[1:], 0.99)])
+
+    found, read = house_number_views.swapped_digits(columns_and_rows(2), labels, boxes, 0.5, Last())
+    assert read.tolist() == [[4, 4, 10, 10, 10], [2, 2, 10, 10, 10]]
+    row = found[0, 0, 64].float()
+    for left, right, off in ((-0.38, -0.12, 0.3), (-0.08, 0.38, 0.0)):
+        columns = torch.arange(round(pixel(left)), round(pixel(right)) + 1)
+        wanted = (columns + 64 * off).round()
+        torch.testing.assert_close(row[columns], wanted, rtol=0, atol=1)
+
+
+def test_digits_without_an_extent():
+    """Boxes whose area rounds to nothing: such a place is a pixel at most, and shows the middle of a digit;
+    such a digit is one point, all over the place that it fills."""
+    point = (2 * 70 + 1) / 128 - 1  # a pixel's centre
+    boxes = F.pad(torch.tensor([[[point] * 4], [[-0.3, -0.3, 0.3, 0.3]]]), (0, 0, 0, 4))
+    labels = torch.tensor([[1, 10, 10, 10, 10], [2, 10, 10, 10, 10]])
+    pixels = columns_and_rows(2)
+    found, read = house_number_views.swapped_digits(pixels, labels, boxes, 1.0, RandomNumbers(0))
+    assert read[:, 0].tolist() == [2, 1]
+    assert found[0, :, 70, 70].tolist() == [64, 64, 1]  # 63.5, rounded
+    found[0, :, 70, 70] = pixels[0, :, 70, 70]
+    assert torch.equal(found[0], pixels[0])
+    assert (found[1, :, 46:82, 46:82].flatten(1) == torch.tensor([[70], [70], [0]])).all()
+
+
+# Some digits of a number
 
 
 def test_some_digits():

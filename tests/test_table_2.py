@@ -105,6 +105,7 @@ def test_there_are_no_other_digits_of_house_numbers(command, capsys):
         ({"dropout": "0.3"}, "dropout must be some 16ths"),
         ({"dropout": "nan"}, "dropout must be some 16ths"),
         ({"parts": "1.1"}, "parts must be from 0 to 1, got 1.1"),
+        ({"swapped": "-0.1"}, "swapped must be from 0 to 1, got -0.1"),
         ({"inversion": "1.1"}, "inversion must be from 0 to 1, got 1.1"),
         ({"blend": "0.6"}, "blend must be from 0 to 0.5, got 0.6"),
         ({"erased": "-0.1"}, "erased must be from 0 to 1, got -0.1"),

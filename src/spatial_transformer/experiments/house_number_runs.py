@@ -19,7 +19,7 @@ from .data.clutter import below
 from .data.random_numbers import RandomNumbers
 from .data.svhn import LOOSE, HouseNumberSet, middle, validation_split
 from .fast_networks import fast
-from .house_number_views import augmented, moved, some_digits
+from .house_number_views import augmented, moved, some_digits, swapped_digits
 from .interrupts import Stop, until_stopped
 from .paper.svhn import HouseNumberSettings
 from .runs import Descent, Tested, tensor_cores
@@ -77,8 +77,9 @@ class HouseNumberRun(Descent):
                 )
             self.trained_on = f"{data.name}, {settings.held_out:,} held out"
             test, (trained, tested) = train, validation_split(len(train.labels), settings.held_out)
-        # What is moved has something beyond its borders.
-        size = LOOSE if settings.moves or settings.parts else cell.data.size
+        # What is moved has something beyond its borders; digits' boxes are in the looser crops.
+        loose = settings.moves or settings.parts or settings.swapped
+        size = LOOSE if loose else cell.data.size
         splits = [train, data.extra()] if settings.extra else [train]
         self.images = joined([split.of(size).to(self.device) for split in splits])
         self.labels = joined([split.labels.to(self.device) for split in splits])
@@ -95,10 +96,11 @@ class HouseNumberRun(Descent):
         places = below(len(self.train_numbers), self.random.uniform(self.settings.batch))
         chosen = self.train_numbers[places]
         pixels, labels, window = self.images[chosen], self.labels[chosen], None
+        boxes = self.boxes[chosen]
+        if self.settings.swapped:
+            pixels, labels = swapped_digits(pixels, labels, boxes, self.settings.swapped, self.random)
         if self.settings.parts:
-            pixels, labels, window = some_digits(
-                pixels, labels, self.boxes[chosen], self.settings.parts, self.random
-            )
+            pixels, labels, window = some_digits(pixels, labels, boxes, self.settings.parts, self.random)
         images = augmented(pixels, self.cell.data.size, self.settings, self.random, window)
         share = mixup.shares(self.settings.blend, len(labels), self.random)
         images = mixup.blended(images, share)

@@ -1,5 +1,5 @@
-"""What networks get to see of house numbers when they are trained: some digits of a number alone, and images
-moved, bent, coloured and blanked at random.
+"""What networks get to see of house numbers when they are trained: digits of another number in the place of
+some, some digits of a number alone, and images moved, bent, coloured and blanked at random.
 
 A step chooses its images on the device that trains, so all is cut and warped there, and nothing waits for it.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from ..control_points import ThinPlateSpline
 from ..families import Affine
 from ..family import Family
-from ..sampling import warp
+from ..sampling import sample, warp
 from . import house_numbers
 from .data.clutter import below
 from .data.random_numbers import RandomNumbers, either_way
@@ -25,6 +25,7 @@ from .paper.svhn import HouseNumberSettings
 
 BENDING = ThinPlateSpline((4, 4))
 MOST_CUT = 0.25  # of the width of digits that are shown, by the borders beside them
+MOST_BESIDE = 1.5  # widths of a digit that are seen of it and of what is beside it, in a wider one's place
 
 
 class Shown(NamedTuple):
@@ -33,6 +34,44 @@ class Shown(NamedTuple):
     pixels: Tensor  # uint8 [N, 3, 128, 128]: loose crops
     labels: Tensor  # int64 [N, 5]
     window: Tensor  # [N, 6]: an affine theta, whose box lies about the digits as a loose crop does about all
+
+
+def swapped_digits(
+    pixels: Tensor, labels: Tensor, boxes: Tensor, share: float, random: RandomNumbers
+) -> tuple[Tensor, Tensor]:
+    """Loose crops, uint8 [N, 3, 128, 128], and labels [N, 5], with so large a share of all digits replaced by
+    digits of the number before in the batch, drawn anew for each.
+
+    What is in the box of such a digit is brought to the height of the box that it comes to fill, and
+    to its width, unless that is much more: then what is beside the digit is seen, too. Boxes [N, 5, 4] are as
+    ``svhn.HouseNumbers`` has them, and remain those of the numbers.
+    """
+    wide, theirs = pixels.shape[-1], labels.roll(1, 0)
+    drawn = random.uniform(2, *labels.shape)
+    taken = (labels != NULL) & (drawn[0] < share)
+    which = below((theirs != NULL).sum(1, keepdim=True), drawn[1])  # [N, 5]
+    given = boxes.roll(1, 0).gather(1, which[..., None].expand_as(boxes))
+    low, high = boxes.unflatten(2, (2, 2)).unbind(2)  # of places; [N, 5, 2], as (x, y)
+    given_low, given_high = given.unflatten(2, (2, 2)).unbind(2)  # of digits
+    extent, given_extent = (high - low).clamp(min=1 / wide), given_high - given_low
+    higher = given_extent[..., 1] / extent[..., 1]
+    across, digit = extent[..., 0] * higher, given_extent[..., 0]
+    zoom = torch.stack([across.clamp(digit, MOST_BESIDE * digit) / extent[..., 0], higher], dim=2)
+    at = (2 * torch.arange(wide, device=pixels.device) + 1) / wide - 1
+    in_x, in_y = ((at >= low[..., None]) & (at <= high[..., None])).unbind(2)  # [N, 5, 128]
+    middle, given_middle = ((low + high) / 2)[..., None], ((given_low + given_high) / 2)[..., None]
+    x, y = (given_middle + zoom[..., None] * (at - middle)).unbind(2)
+    # Which place a pixel lies in, the last if in several; 0: in none that is filled anew.
+    inside = (taken[..., None, None] & in_y[..., :, None] & in_x[..., None, :]).to(torch.uint8)
+    place = (inside * torch.arange(1, 6, dtype=torch.uint8, device=pixels.device)[:, None, None]).amax(1)
+    number = (place.long() - 1).clamp(min=0)[:, None]  # [N, 1, 128, 128]
+    rows, columns = (each.expand_as(inside) for each in (y[..., :, None], x[..., None, :]))
+    grid = torch.stack([columns.gather(1, number)[:, 0], rows.gather(1, number)[:, 0]], dim=-1)
+    put = sample(pixels.roll(1, 0).to(torch.float32), grid, padding="border").round().to(pixels.dtype)
+    return (
+        torch.where(place[:, None] > 0, put, pixels),
+        torch.where(taken, theirs.gather(1, which), labels),
+    )
 
 
 def some_digits(pixels: Tensor, labels: Tensor, boxes: Tensor, share: float, random: RandomNumbers) -> Shown:
@@ -108,7 +147,7 @@ def augmented(
     Moved images are read off the looser crops, of which the tighter are the middle; or the middle of what a
     ``window`` shows of them, as ``Shown`` has it.
     """
-    if settings.moves or window is not None:
+    if settings.moves or window is not None or pixels.shape[-1] > size:
         pixels = moved(pixels, size, settings, random, window)
     images = house_numbers.normalised(pixels)
     # What is less its mean turns to its negative, its contrast and its colours change, by factors alone.
