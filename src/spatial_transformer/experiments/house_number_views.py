@@ -39,16 +39,16 @@ class Shown(NamedTuple):
 def swapped_digits(
     pixels: Tensor, labels: Tensor, boxes: Tensor, share: float, random: RandomNumbers
 ) -> tuple[Tensor, Tensor]:
-    """Loose crops, uint8 [N, 3, 128, 128], and labels [N, 5], with so large a share of all digits replaced by
-    digits of the number before in the batch, drawn anew for each.
+    """Loose crops, uint8 [N, 3, 128, 128], and labels [N, 5]: of so large a share of the numbers each digit
+    is, every other time, replaced by one of the number before in the batch, drawn anew.
 
     What is in the box of such a digit is brought to the height of the box that it comes to fill, and
     to its width, unless that is much more: then what is beside the digit is seen, too. Boxes [N, 5, 4] are as
     ``svhn.HouseNumbers`` has them, and remain those of the numbers.
     """
     wide, theirs = pixels.shape[-1], labels.roll(1, 0)
-    drawn = random.uniform(2, *labels.shape)
-    taken = (labels != NULL) & (drawn[0] < share)
+    drawn = random.uniform(3, *labels.shape)
+    taken = (labels != NULL) & (drawn[0] < 0.5) & (drawn[2, :, :1] < share)
     which = below((theirs != NULL).sum(1, keepdim=True), drawn[1])  # [N, 5]
     given = boxes.roll(1, 0).gather(1, which[..., None].expand_as(boxes))
     low, high = boxes.unflatten(2, (2, 2)).unbind(2)  # of places; [N, 5, 2], as (x, y)

@@ -56,7 +56,7 @@ class HouseNumberSettings(Settings):
     dropout_rise: int = 3000  # steps over which dropout comes in; 0: all of it from the first step on
     extra: int = 0  # 1: trained on the extra images, too
     width: float = 1.0  # filters and units, of the paper's
-    swapped: float = 0.0  # share of digits that have one of another number in their place
+    swapped: float = 0.0  # share of numbers of whose digits a half are another number's
     parts: float = 0.0  # share of numbers of which the digits from one to another are seen, maybe all
     # Augmentation, uniform between so much either way: degrees; the logarithm of the scale of each axis; of
     # the side of the image, along each axis, that of the image and of each of 4 x 4 points of it on its own;
