@@ -42,36 +42,45 @@ def swapped_digits(
     """Loose crops, uint8 [N, 3, 128, 128], and labels [N, 5]: of so large a share of the numbers each digit
     is, every other time, replaced by one of the number before in the batch, drawn anew.
 
-    What is in the box of such a digit is brought to the height of the box that it comes to fill, and
-    to its width, unless that is much more: then what is beside the digit is seen, too. Boxes [N, 5, 4] are as
-    ``svhn.HouseNumbers`` has them, and remain those of the numbers.
+    Boxes [N, 5, 4] are as ``svhn.HouseNumbers`` has them, and remain those of the numbers.
     """
-    wide, theirs = pixels.shape[-1], labels.roll(1, 0)
+    theirs = labels.roll(1, 0)
     drawn = random.uniform(3, *labels.shape)
     taken = (labels != NULL) & (drawn[0] < 0.5) & (drawn[2, :, :1] < share)
     which = below((theirs != NULL).sum(1, keepdim=True), drawn[1])  # [N, 5]
-    given = boxes.roll(1, 0).gather(1, which[..., None].expand_as(boxes))
-    low, high = boxes.unflatten(2, (2, 2)).unbind(2)  # of places; [N, 5, 2], as (x, y)
-    given_low, given_high = given.unflatten(2, (2, 2)).unbind(2)  # of digits
-    extent, given_extent = (high - low).clamp(min=1 / wide), given_high - given_low
-    higher = given_extent[..., 1] / extent[..., 1]
-    across, digit = extent[..., 0] * higher, given_extent[..., 0]
-    zoom = torch.stack([across.clamp(digit, MOST_BESIDE * digit) / extent[..., 0], higher], dim=2)
-    at = (2 * torch.arange(wide, device=pixels.device) + 1) / wide - 1
-    in_x, in_y = ((at >= low[..., None]) & (at <= high[..., None])).unbind(2)  # [N, 5, 128]
-    middle, given_middle = ((low + high) / 2)[..., None], ((given_low + given_high) / 2)[..., None]
-    x, y = (given_middle + zoom[..., None] * (at - middle)).unbind(2)
-    # Which place a pixel lies in, the last if in several; 0: in none that is filled anew.
-    inside = (taken[..., None, None] & in_y[..., :, None] & in_x[..., None, :]).to(torch.uint8)
-    place = (inside * torch.arange(1, 6, dtype=torch.uint8, device=pixels.device)[:, None, None]).amax(1)
-    number = (place.long() - 1).clamp(min=0)[:, None]  # [N, 1, 128, 128]
-    rows, columns = (each.expand_as(inside) for each in (y[..., :, None], x[..., None, :]))
-    grid = torch.stack([columns.gather(1, number)[:, 0], rows.gather(1, number)[:, 0]], dim=-1)
+    digits = boxes.roll(1, 0).gather(1, which[..., None].expand_as(boxes))
+    grid, filled = filling(boxes, digits, taken, pixels.shape[-1])
     put = sample(pixels.roll(1, 0).to(torch.float32), grid, padding="border").round().to(pixels.dtype)
     return (
-        torch.where(place[:, None] > 0, put, pixels),
+        torch.where(filled[:, None], put, pixels),
         torch.where(taken, theirs.gather(1, which), labels),
     )
+
+
+def filling(places: Tensor, digits: Tensor, taken: Tensor, wide: int) -> tuple[Tensor, Tensor]:
+    """Where an image of so many pixels along each side reads another's digits, so that they fill those of its
+    places that are taken, both boxes [N, 5, 4]: [N, wide, wide, 2]; and which of its pixels these are.
+
+    What is in the box of a digit is brought to the height of the place, and to its width, unless that is much
+    more: then what is beside the digit is seen, too. Where places overlap the last of them is whole.
+    """
+    low, high = places.unflatten(2, (2, 2)).unbind(2)  # [N, 5, 2], as (x, y)
+    digit_low, digit_high = digits.unflatten(2, (2, 2)).unbind(2)
+    extent, digit = (high - low).clamp(min=1 / wide), digit_high - digit_low
+    higher = digit[..., 1] / extent[..., 1]
+    across = (extent[..., 0] * higher).clamp(digit[..., 0], MOST_BESIDE * digit[..., 0])
+    zoom = torch.stack([across / extent[..., 0], higher], dim=2)[..., None]
+    at = (2 * torch.arange(wide, device=places.device) + 1) / wide - 1
+    in_x, in_y = ((at >= low[..., None]) & (at <= high[..., None])).unbind(2)  # [N, 5, wide]
+    middle, digit_middle = ((low + high) / 2)[..., None], ((digit_low + digit_high) / 2)[..., None]
+    x, y = (digit_middle + zoom * (at - middle)).unbind(2)
+    # Which place a pixel lies in, counted from 1.
+    inside = (taken[..., None, None] & in_y[..., :, None] & in_x[..., None, :]).to(torch.uint8)
+    count = torch.arange(1, places.shape[1] + 1, dtype=torch.uint8, device=places.device)
+    place = (inside * count[:, None, None]).amax(1)
+    number = (place.long() - 1).clamp(min=0)[:, None]  # [N, 1, wide, wide]
+    each = (x[..., None, :].expand_as(inside), y[..., :, None].expand_as(inside))
+    return torch.stack([values.gather(1, number)[:, 0] for values in each], dim=-1), place > 0
 
 
 def some_digits(pixels: Tensor, labels: Tensor, boxes: Tensor, share: float, random: RandomNumbers) -> Shown:
