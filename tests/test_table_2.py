@@ -111,7 +111,7 @@ def test_there_are_no_other_digits_of_house_numbers(command, capsys):
         ({"erased": "-0.1"}, "erased must be from 0 to 1, got -0.1"),
         ({"tint": "-1"}, "tint must be at least 0"),
         ({"views": "0"}, "views must be 1, or more where images are moved"),
-        ({"views": "2"}, "(rotation, scaling, shift, elastic), got 2"),
+        ({"views": "2"}, "(rotation, scaling, shift, shear, elastic), got 2"),
         ({"extra": "2"}, "extra must be 0 or 1, got 2"),
         ({"width": "0"}, "width must be more than 0 and at most 8, got 0.0"),
         ({"batch": "0"}, "batch must be at least 1, got 0"),

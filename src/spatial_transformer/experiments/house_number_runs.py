@@ -95,8 +95,8 @@ class HouseNumberRun(Descent):
         """One batch, and the weights moved."""
         places = below(len(self.train_numbers), self.random.uniform(self.settings.batch))
         chosen = self.train_numbers[places]
-        pixels, labels, window = self.images[chosen], self.labels[chosen], None
-        boxes = self.boxes[chosen]
+        pixels, labels, boxes = self.images[chosen], self.labels[chosen], self.boxes[chosen]
+        window = None
         if self.settings.swapped:
             pixels, labels = swapped_digits(pixels, labels, boxes, self.settings.swapped, self.random)
         if self.settings.parts:

@@ -20,12 +20,11 @@ from ..sampling import sample, warp
 from . import house_numbers
 from .data.clutter import below
 from .data.random_numbers import RandomNumbers, either_way
-from .data.svhn import LOOSE_GROWN, NULL
+from .data.svhn import LOOSE_GROWN, NULL, middle
 from .paper.svhn import HouseNumberSettings
 
 BENDING = ThinPlateSpline((4, 4))
 MOST_CUT = 0.25  # of the width of digits that are shown, by the borders beside them
-MOST_BESIDE = 1.5  # widths of a digit that are seen of it and of what is beside it, in a wider one's place
 
 
 class Shown(NamedTuple):
@@ -39,48 +38,45 @@ class Shown(NamedTuple):
 def swapped_digits(
     pixels: Tensor, labels: Tensor, boxes: Tensor, share: float, random: RandomNumbers
 ) -> tuple[Tensor, Tensor]:
-    """Loose crops, uint8 [N, 3, 128, 128], and labels [N, 5]: of so large a share of the numbers each digit
-    is, every other time, replaced by one of the number before in the batch, drawn anew.
+    """Loose crops, uint8 [N, 3, 128, 128], and labels [N, 5]: in so large a share of the numbers about half
+    of the digits are replaced, each by any digit of the number before in the batch.
 
     Boxes [N, 5, 4] are as ``svhn.HouseNumbers`` has them, and remain those of the numbers.
     """
     theirs = labels.roll(1, 0)
-    drawn = random.uniform(3, *labels.shape)
-    taken = (labels != NULL) & (drawn[0] < 0.5) & (drawn[2, :, :1] < share)
-    which = below((theirs != NULL).sum(1, keepdim=True), drawn[1])  # [N, 5]
+    chance, drawn, in_share = random.uniform(3, *labels.shape).unbind(0)
+    taken = (labels != NULL) & (chance < 0.5) & (in_share[:, :1] < share)
+    which = below((theirs != NULL).sum(1, keepdim=True), drawn)  # [N, 5]
     digits = boxes.roll(1, 0).gather(1, which[..., None].expand_as(boxes))
-    grid, filled = filling(boxes, digits, taken, pixels.shape[-1])
-    put = sample(pixels.roll(1, 0).to(torch.float32), grid, padding="border").round().to(pixels.dtype)
+    grid, filled = reading_grid(boxes, digits, taken, pixels.shape[-1])
+    put = sample(pixels.roll(1, 0).to(torch.float32), grid).round().to(pixels.dtype)
     return (
         torch.where(filled[:, None], put, pixels),
         torch.where(taken, theirs.gather(1, which), labels),
     )
 
 
-def filling(places: Tensor, digits: Tensor, taken: Tensor, wide: int) -> tuple[Tensor, Tensor]:
-    """Where an image of so many pixels along each side reads another's digits, so that they fill those of its
+def reading_grid(places: Tensor, digits: Tensor, taken: Tensor, wide: int) -> tuple[Tensor, Tensor]:
+    """Where an image of so many pixels along each side reads another's digits, so that each fills one of its
     places that are taken, both boxes [N, 5, 4]: [N, wide, wide, 2]; and which of its pixels these are.
 
-    What is in the box of a digit is brought to the height of the place, and to its width, unless that is much
-    more: then what is beside the digit is seen, too. Where places overlap the last of them is whole.
+    A digit becomes as wide and high as the place, as crops bring all numbers to one shape. Of places that are
+    taken and overlap, the last is whole.
     """
     low, high = places.unflatten(2, (2, 2)).unbind(2)  # [N, 5, 2], as (x, y)
     digit_low, digit_high = digits.unflatten(2, (2, 2)).unbind(2)
-    extent, digit = (high - low).clamp(min=1 / wide), digit_high - digit_low
-    higher = digit[..., 1] / extent[..., 1]
-    across = (extent[..., 0] * higher).clamp(digit[..., 0], MOST_BESIDE * digit[..., 0])
-    zoom = torch.stack([across / extent[..., 0], higher], dim=2)[..., None]
+    zoom = (digit_high - digit_low) / (high - low).clamp(min=1 / wide)
+    middle, digit_middle = (low + high) / 2, (digit_low + digit_high) / 2
     at = (2 * torch.arange(wide, device=places.device) + 1) / wide - 1
     in_x, in_y = ((at >= low[..., None]) & (at <= high[..., None])).unbind(2)  # [N, 5, wide]
-    middle, digit_middle = ((low + high) / 2)[..., None], ((digit_low + digit_high) / 2)[..., None]
-    x, y = (digit_middle + zoom * (at - middle)).unbind(2)
+    x, y = (digit_middle[..., None] + zoom[..., None] * (at - middle[..., None])).unbind(2)
     # Which place a pixel lies in, counted from 1.
     inside = (taken[..., None, None] & in_y[..., :, None] & in_x[..., None, :]).to(torch.uint8)
     count = torch.arange(1, places.shape[1] + 1, dtype=torch.uint8, device=places.device)
     place = (inside * count[:, None, None]).amax(1)
-    number = (place.long() - 1).clamp(min=0)[:, None]  # [N, 1, wide, wide]
-    each = (x[..., None, :].expand_as(inside), y[..., :, None].expand_as(inside))
-    return torch.stack([values.gather(1, number)[:, 0] for values in each], dim=-1), place > 0
+    which = (place.long() - 1).clamp(min=0)[:, None]  # [N, 1, wide, wide]
+    x_and_y = (x[..., None, :].expand_as(inside), y[..., :, None].expand_as(inside))
+    return torch.stack([values.gather(1, which)[:, 0] for values in x_and_y], dim=-1), place > 0
 
 
 def some_digits(pixels: Tensor, labels: Tensor, boxes: Tensor, share: float, random: RandomNumbers) -> Shown:
@@ -156,9 +152,9 @@ def augmented(
     Moved images are read off the looser crops, of which the tighter are the middle; or the middle of what a
     ``window`` shows of them, as ``Shown`` has it.
     """
-    if settings.moves or window is not None or pixels.shape[-1] > size:
+    if settings.moves or window is not None:
         pixels = moved(pixels, size, settings, random, window)
-    images = house_numbers.normalised(pixels)
+    images = house_numbers.normalised(middle(pixels, size))
     # What is less its mean turns to its negative, its contrast and its colours change, by factors alone.
     if settings.contrast:
         images = images * (settings.contrast * either_way(random, len(images), 1, 1, 1)).exp()
@@ -188,7 +184,7 @@ def moved(
     window: Tensor | None = None,
 ) -> Tensor:
     """Crops of that size about the middle of images of it or larger, or of what a window shows of them,
-    turned, scaled, shifted and bent at random. float32 [N, 3, size, size]"""
+    scaled, sheared, turned, shifted and bent at random. float32 [N, 3, size, size]"""
     affine, of_the_whole = Affine(), size / pixels.shape[-1]
     family: Family = affine
     theta = moves(len(pixels), settings, random, of_the_whole=of_the_whole)
@@ -216,10 +212,11 @@ def bending_points(device: torch.device) -> Tensor:
 
 def moves(count: int, settings: HouseNumberSettings, random: RandomNumbers, *, of_the_whole: float) -> Tensor:
     """Random theta whose crops lie about the middle, so large a part of the whole. [count, 6]"""
-    angle, *scales_and_shifts = either_way(random, 5, count).unbind(0)
-    angle = angle * math.radians(settings.rotation)
+    angle, *scales_and_shifts, lean = either_way(random, 6, count).unbind(0)
+    angle, lean = angle * math.radians(settings.rotation), lean * settings.shear
     across, down = ((settings.scaling * each).exp() * of_the_whole for each in scales_and_shifts[:2])
     # A side is 2 in normalised coordinates.
     right, under = (2 * settings.shift * each * of_the_whole for each in scales_and_shifts[2:])
     cos, sin = angle.cos(), angle.sin()
-    return torch.stack([cos * across, -sin * down, right, sin * across, cos * down, under], dim=1)
+    leant = lean * cos - sin, lean * sin + cos
+    return torch.stack([cos * across, leant[0] * down, right, sin * across, leant[1] * down, under], dim=1)

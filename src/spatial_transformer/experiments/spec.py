@@ -15,9 +15,20 @@ PRECISIONS = ("mixed", "float32")
 CLASSES = 10  # of digits
 # Settings that came later than some of the records in results/, which have been trained with their defaults.
 LATER = frozenset(
-    {"localiser_rate", "schedule", "rate_rise", "views", "elastic", "blend", "erased", "parts", "swapped"}
+    {
+        "localiser_rate",
+        "schedule",
+        "rate_rise",
+        "views",
+        "elastic",
+        "shear",
+        "blend",
+        "erased",
+        "parts",
+        "swapped",
+    }
 )
-OF_TRANSFORMERS = ("localiser_", "alone")  # how the names of settings begin that matter to no other network
+OF_TRANSFORMERS = ("localiser_", "alone", "together")  # how settings begin that matter to no other network
 FASTEST = 1e30  # a learning rate that float32 holds
 
 
