@@ -36,13 +36,13 @@ def test_what_is_measured(tmp_path, capsys):
 def test_a_run_that_is_cut_short_leaves_what_it_had(tmp_path, monkeypatch):
     cases = iter([{"CNN": {"contiguous": 2.0}}, KeyboardInterrupt])
 
-    def measured(*given, **widths):
+    def measured(*given):
         found = next(cases)
         if found is KeyboardInterrupt:
             raise found
         return found
 
-    growing = benchmark.run("cpu", sizes=[32, 64])
+    growing = benchmark.run("cpu", sizes=[32, 64], batch=2, **SMALL)
     monkeypatch.setattr(benchmark, "measured", measured)
     monkeypatch.setattr(benchmark, "run", lambda *given, **options: growing)
     path = tmp_path / "result.json"
@@ -50,6 +50,20 @@ def test_a_run_that_is_cut_short_leaves_what_it_had(tmp_path, monkeypatch):
         benchmark.main(["--quick", "--out", str(path)])
     (case,) = json.loads(path.read_text())["cases"]
     assert (case["size"], case["milliseconds"]) == (32, {"CNN": {"contiguous": 2.0}})
+
+
+def test_what_the_claim_is_of_comes_first(monkeypatch):
+    """Each size is built once; float32 in a graph, then called from Python, at both sizes."""
+    built, given = [], []
+    monkeypatch.setattr(benchmark, "device_of", lambda device: {"name": device})
+    monkeypatch.setattr(benchmark, "prepared", lambda size, *rest, **widths: built.append(size) or size)
+    monkeypatch.setattr(benchmark, "measured", lambda *those: given.append(those[:3]) or {})
+    *_, result = benchmark.run("cuda", sizes=[64, 128])
+    assert built == [64, 128]
+    assert given[:4] == [(size, "float32", way) for way in ("graph", "eager") for size in (64, 128)]
+    cases = [(case["size"], case["precision"], case["way"]) for case in result["cases"]]
+    assert cases == given
+    assert len(set(cases)) == 16
 
 
 def test_the_table():
