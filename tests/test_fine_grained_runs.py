@@ -86,7 +86,7 @@ def advanced(run, steps):
         (0, {"norms": "frozen", "precision": "float32"}),
         (0, {"blend": 0.5}),
         (2, {"colour": 0.2, "size": 2 * SIDE}),
-        (4, {"family": "affine", "size": 2 * SIDE, "alone": 0.5}),
+        (4, {"family": "affine", "size": 2 * SIDE, "alone": 0.5, "together": 0.1}),
     ],
 )
 def test_a_run_goes_on_bit_for_bit(flock, backbone, crops, changes, tmp_path):
@@ -265,6 +265,36 @@ def test_without_windows_none_is_judged_alone(flock, backbone):
     assert cell(crops=2).heeds("alone")
 
 
+@pytest.mark.parametrize("crops", [2, 4])
+def test_backbones_can_learn_as_one_at_first(flock, backbone, crops):
+    """Each by the sum of their gradients, so that they remain the same; then each by its own."""
+    changes = {"steps": 12, "stages": 4, "crops": crops, "size": 2 * SIDE, "weight_decay": 0.0}
+    run, other = (started(flock, backbone, together=together, **changes) for together in (0.5, 0.0))
+    assert [run.settings.joins(step) for step in range(12)] == [True] * 6 + [False] * 6
+    for each in (run, other):
+        advanced(each, 1)
+
+    def parts(each):
+        """The velocity of what is before the backbones, of each of them, and of the classifier."""
+        sizes = [sum(weights.numel() for weights in part.parameters()) for part in each.network.children()]
+        before, streams, after = each.velocity.clone().split(sizes)
+        return before, streams.unflatten(0, (crops, -1)), after
+
+    found, own = parts(run), parts(other)
+    assert own[1].std(dim=0).max() > 0.01
+    torch.testing.assert_close(found[1], own[1].sum(0).expand_as(own[1]), rtol=1e-4, atol=1e-6)
+    for same in (0, 2):
+        torch.testing.assert_close(found[same], own[same], rtol=1e-4, atol=1e-6)
+    advanced(run, 5)
+    weights = [nn.utils.parameters_to_vector(stream.parameters()) for stream in run.network.streams]
+    assert all(torch.equal(each, weights[0]) for each in weights)
+    advanced(run, 1)
+    weights = [nn.utils.parameters_to_vector(stream.parameters()) for stream in run.network.streams]
+    assert not any(torch.equal(each, weights[0]) for each in weights[1:])
+    assert cell(crops=crops).heeds("together")
+    assert not cell().heeds("together")
+
+
 def test_every_image_is_seen_before_any_is_seen_again(flock, backbone):
     run = started(flock, backbone, batch=7)
     rounds = [[run.next_batch() for _ in range(3)] for _ in range(3)]  # 21 of the 24, then anew
@@ -405,7 +435,13 @@ def test_backbones_get_the_layout_that_is_asked_for(flock, backbone, layout):
 @pytest.mark.parametrize("crops", [0, 2])
 def test_nothing_in_a_step_waits_for_the_device(flock, backbone, crops):
     """So that it can be captured in a CUDA graph."""
-    changes = {"size": 2 * SIDE if crops else SIDE, "colour": 0.1, "blend": 0.5, "alone": 0.5}
+    changes = {
+        "size": 2 * SIDE if crops else SIDE,
+        "colour": 0.1,
+        "blend": 0.5,
+        "alone": 0.5,
+        "together": 1.0,
+    }
     run = advanced(started(flock, backbone, crops=crops, **changes), 1)
     with Waits() as waits:
         run.step()
@@ -453,7 +489,7 @@ on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no
 def test_captured_steps_are_steps(flock, backbone, precision):
     """What runs in a graph is what runs step by step: exactly as far as sums are in the same order."""
     options = {"crops": 2, "size": 2 * SIDE, "device": "cuda", "precision": precision, "colour": 0.1}
-    options["blend"] = 0.5
+    options |= {"blend": 0.5, "alone": 0.5, "together": 0.5}
     options["stages"] = 1  # one rate for all steps
     alone, captured, fresh = (started(flock.to("cuda"), backbone, **options) for _ in range(3))
     Lockstep([captured]).advance(5)

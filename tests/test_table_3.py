@@ -70,6 +70,7 @@ def test_the_rate_changes_where_a_run_is_stopped_for_it_and_nowhere_else(steps):
         ({"aspect": 0.5}, "aspect must be a number of at least 1, got 0.5"),
         ({"colour": 1.0}, "colour must be at least 0 and less than 1, got 1.0"),
         ({"alone": 1.1}, "alone must be from 0 to 1, got 1.1"),
+        ({"together": -0.1}, "together must be from 0 to 1, got -0.1"),
         ({"blend": 0.6}, "blend must be from 0 to 0.5, got 0.6"),
         ({"rotation": -1.0}, "rotation must be from 0 to 180, got -1.0"),
     ],

@@ -10,7 +10,7 @@ weights, gradients and steps are float32.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -131,6 +131,7 @@ class FineGrainedRun(Descent):
             )
         self.views = views_of(settings, cell.data.size)
         self.start = start_of(self.network)
+        self.joint = torch.zeros((), device=self.device)  # 1 while the windows' backbones learn as one
         # Every image once before any is shown again: their order, and where the next batch begins in it.
         self.order = torch.zeros(len(self.train), dtype=torch.int64, device=self.device)
         self.place = torch.full((1,), len(self.train), device=self.device)
@@ -141,6 +142,7 @@ class FineGrainedRun(Descent):
         super().set_rate()
         localises = self.settings.localises(self.step_number)
         self.rates[LOCALISER].fill_(self.settings.localiser_rate if localises else 0.0)
+        self.joint.fill_(float(self.settings.joins(self.step_number)))
 
     def learn(self) -> None:
         """As it is trained; norms that are frozen keep to the statistics they have."""
@@ -176,10 +178,20 @@ class FineGrainedRun(Descent):
                     each = [self.loss(own, labels, share) for own in self.network.scores_alone(descriptors)]
                     loss = torch.lerp(loss, torch.stack(each).mean(), self.settings.alone)
             gradients = torch.autograd.grad(loss, self.parameters)
-        self.move(gradients)
+        self.move(self.joined(gradients) if self.settings.together else gradients)
         with torch.no_grad():
             wrong = (scores.argmax(1) != labels).sum() / len(labels)
             self.sums += torch.stack([loss.detach(), wrong])
+
+    def joined(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients of the parameters, in their order; while the windows' backbones learn as one, each of
+        these has the sum of theirs, so that they remain the same."""
+        streams = self.network.streams
+        first = [name.startswith("streams.") for name, _ in self.network.named_parameters()].index(True)
+        last = first + len(list(streams.parameters()))
+        own = torch.cat([gradient.reshape(-1) for gradient in gradients[first:last]])
+        each = own.unflatten(0, (len(streams), -1))
+        return [*gradients[:first], torch.lerp(each, each.sum(0), self.joint), *gradients[last:]]
 
     def loss(self, scores: Tensor, labels: Tensor, share: Tensor | None) -> Tensor:
         """The mean over images of the cross-entropy with their labels, smoothed and blended as they are."""

@@ -56,6 +56,7 @@ class BirdSettings(Settings):
     dropout: float = 0.4
     skipped: float = 0.0  # share of images that a backbone's last block is left out for; fewer before it
     alone: float = 0.0  # share of the loss that is of what each window says alone
+    together: float = 0.0  # share of the steps, about, in which the windows' backbones learn as one
     smoothing: float = 0.1  # of labels
     blend: float = 0.0  # of another image at most, in each image and in its loss; 0.5: mixup
     norms: str = "updated"  # statistics of the batch, and running ones kept up; "frozen": ImageNet's
@@ -85,8 +86,9 @@ class BirdSettings(Settings):
         for name in ("localiser_start", "warm_up", "dropout", "skipped", "smoothing", "colour"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and less than 1, got {getattr(self, name)}")
-        if not 0 <= self.alone <= 1:
-            raise ValueError(f"alone must be from 0 to 1, got {self.alone}")
+        for name in ("alone", "together"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
         if not 0 <= self.rotation <= 180:
             raise ValueError(f"rotation must be from 0 to 180, got {self.rotation}")
         if not 0 <= self.blend <= 0.5:
@@ -102,6 +104,10 @@ class BirdSettings(Settings):
     def localises(self, step: int) -> bool:
         """Whether localisers learn at a step."""
         return self.stage(step) >= self.localiser_start * self.stages
+
+    def joins(self, step: int) -> bool:
+        """Whether the windows' backbones learn as one at a step."""
+        return self.stage(step) < self.together * self.stages
 
     def rate(self, step: int) -> float:
         """The learning rate of a step: where the schedule is in the middle of the step's stage."""
