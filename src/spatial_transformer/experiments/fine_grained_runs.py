@@ -178,12 +178,12 @@ class FineGrainedRun(Descent):
                     each = [self.loss(own, labels, share) for own in self.network.scores_alone(descriptors)]
                     loss = torch.lerp(loss, torch.stack(each).mean(), self.settings.alone)
             gradients = torch.autograd.grad(loss, self.parameters)
-        self.move(self.joined(gradients) if self.settings.together else gradients)
+        self.move(self.tied(gradients) if self.settings.together else gradients)
         with torch.no_grad():
             wrong = (scores.argmax(1) != labels).sum() / len(labels)
             self.sums += torch.stack([loss.detach(), wrong])
 
-    def joined(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+    def tied(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The gradients of the parameters, in their order; while the windows' backbones learn as one, each of
         these has the sum of theirs, so that they remain the same."""
         streams = self.network.streams

@@ -66,10 +66,10 @@ def reading_grid(places: Tensor, digits: Tensor, taken: Tensor, wide: int) -> tu
     low, high = places.unflatten(2, (2, 2)).unbind(2)  # [N, 5, 2], as (x, y)
     digit_low, digit_high = digits.unflatten(2, (2, 2)).unbind(2)
     zoom = (digit_high - digit_low) / (high - low).clamp(min=1 / wide)
-    middle, digit_middle = (low + high) / 2, (digit_low + digit_high) / 2
+    centre, digit_centre = (low + high) / 2, (digit_low + digit_high) / 2
     at = (2 * torch.arange(wide, device=places.device) + 1) / wide - 1
     in_x, in_y = ((at >= low[..., None]) & (at <= high[..., None])).unbind(2)  # [N, 5, wide]
-    x, y = (digit_middle[..., None] + zoom[..., None] * (at - middle[..., None])).unbind(2)
+    x, y = (digit_centre[..., None] + zoom[..., None] * (at - centre[..., None])).unbind(2)
     # Which place a pixel lies in, counted from 1.
     inside = (taken[..., None, None] & in_y[..., :, None] & in_x[..., None, :]).to(torch.uint8)
     count = torch.arange(1, places.shape[1] + 1, dtype=torch.uint8, device=places.device)
