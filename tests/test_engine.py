@@ -48,7 +48,6 @@ def test_a_cell_is_trained_to_its_record(digits):
     assert record.settings == dataclasses.asdict(job.cell.settings)
     assert [point.step for point in record.curve] == [12, 24, 36, 48, 60]
     assert record.curve[-1].loss < record.curve[0].loss
-    assert record.seconds > 0
     assert not job.checkpoint.exists()
 
     # The error is that of the weights that are kept, on the fixed test set.
