@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -52,6 +53,12 @@ def pixel(at):
     return (at + 1) * 64 - 0.5
 
 
+def pasted(pixels, labels, boxes, share, random):
+    """What is read, and seen where digits have the colours that they had."""
+    put, place, read = house_number_views.digits_put(pixels, labels, boxes, share, random)
+    return torch.where(place[:, None] > 0, put.round().to(torch.uint8), pixels), read
+
+
 class Takes:
     """Takes every digit of all numbers, and of the other number's digits the one after that share of them."""
 
@@ -76,7 +83,7 @@ def test_a_digit_fills_the_place_of_another(place, digit):
     boxes = F.pad(torch.tensor([[place], [digit]]), (0, 0, 0, 4))
     labels = torch.tensor([[3, 10, 10, 10, 10], [8, 10, 10, 10, 10]])
     pixels = columns_and_rows(2)
-    found, read = house_number_views.swapped_digits(pixels, labels, boxes, 1.0, Takes())
+    found, read = pasted(pixels, labels, boxes, 1.0, Takes())
     assert read.tolist() == [[8, 10, 10, 10, 10], [3, 10, 10, 10, 10]]
     left, top, right, bottom = place
     centres = (torch.arange(128) + 0.5) / 64 - 1
@@ -110,7 +117,7 @@ def test_digits_come_with_their_labels():
     colour = torch.arange(count) % 251
     pixels = torch.stack([(shown * brightness[..., None, None].byte()).amax(1)] * 3, dim=1)
     pixels[:, 2] = colour[:, None, None]
-    found, read = house_number_views.swapped_digits(pixels, labels, boxes, 0.4, RandomNumbers(1))
+    found, read = pasted(pixels, labels, boxes, 0.4, RandomNumbers(1))
     column, row = ((boxes[..., :2] + boxes[..., 2:]) * 32 + 64).long().unbind(2)  # of the middles
     seen, _, whose = found[torch.arange(count)[:, None], :, row, column].long().unbind(2)
     taken = present & (whose != colour[:, None])
@@ -142,7 +149,7 @@ def test_where_places_overlap_the_last_is_whole():
     boxes = F.pad(torch.tensor([boxes, boxes]), (0, 0, 0, 3))
     labels = torch.tensor([[1, 2, 10, 10, 10], [3, 4, 10, 10, 10]])
 
-    found, read = house_number_views.swapped_digits(columns_and_rows(2), labels, boxes, 0.5, Takes(0.99))
+    found, read = pasted(columns_and_rows(2), labels, boxes, 0.5, Takes(0.99))
     assert read.tolist() == [[4, 4, 10, 10, 10], [2, 2, 10, 10, 10]]
     row = found[0, 0, 64].float()
     for left, right, off in ((-0.38, -0.12, 0.3), (-0.08, 0.38, 0.0)):
@@ -158,12 +165,61 @@ def test_digits_without_an_extent():
     boxes = F.pad(torch.tensor([[[point] * 4], [[-0.3, -0.3, 0.3, 0.3]]]), (0, 0, 0, 4))
     labels = torch.tensor([[1, 10, 10, 10, 10], [2, 10, 10, 10, 10]])
     pixels = columns_and_rows(2)
-    found, read = house_number_views.swapped_digits(pixels, labels, boxes, 1.0, Takes())
+    found, read = pasted(pixels, labels, boxes, 1.0, Takes())
     assert read[:, 0].tolist() == [2, 1]
     assert found[0, :, 70, 70].tolist() == [64, 64, 1]  # 63.5, rounded
     found[0, :, 70, 70] = pixels[0, :, 70, 70]
     assert torch.equal(found[0], pixels[0])
     assert (found[1, :, 46:82, 46:82].flatten(1) == torch.tensor([[70], [70], [0]])).all()
+
+
+def test_other_digits_have_the_colours_of_their_places(numbers):
+    """The mean of each colour in each place is what it was, as far as pixels are whole numbers, and all of a
+    digit is brighter or darker alike."""
+    labels, boxes = numbers.train.labels, numbers.train.boxes
+    pixels = 64 + numbers.train.loose // 2  # so that none comes out as black or white
+    given = pixels, labels, boxes, 1.0
+    found, read = house_number_views.swapped_digits(*given, RandomNumbers(4))
+    put, place, same = house_number_views.digits_put(*given, RandomNumbers(4))
+    assert torch.equal(read, same)
+    assert torch.equal(*(each.masked_fill(place[:, None] > 0, 0) for each in (found, pixels)))
+    filled = 0
+    for number, digit in itertools.product(range(len(pixels)), range(1, 6)):
+        there = place[number] == digit
+        if not there.any():
+            continue
+        filled += 1
+        was, came, now = (each[number, :, there].float() for each in (pixels, put, found))
+        assert ((came.mean(1) - was.mean(1)).abs() > 3).any()
+        torch.testing.assert_close(now.mean(1), was.mean(1), rtol=0, atol=0.501)
+        off = now - came
+        torch.testing.assert_close(off, off.mean(1, keepdim=True).expand_as(off), rtol=0, atol=1.0)
+    assert filled > 12
+
+
+def test_means_of_all_five_places():
+    values = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    place = torch.arange(128).reshape(2, 8, 8).remainder(6).to(torch.uint8)
+    place[1][place[1] == 2] = 0  # of one there is none
+    found = house_number_views.mean_in_places(values, place)
+    for number, digit in itertools.product(range(2), range(6)):
+        there = place[number] == digit
+        wanted = values[number, :, there].mean(1, keepdim=True) if digit else torch.zeros(3, 1)
+        torch.testing.assert_close(found[number, :, there], wanted.expand(-1, int(there.sum())))
+
+
+def test_other_digits_stay_within_black_and_white():
+    """The whole of the digit is made brighter, and white cannot be."""
+    boxes = F.pad(torch.tensor([[[-0.5, -0.5, 0.5, 0.5]]] * 2), (0, 0, 0, 4))
+    pixels = torch.zeros(2, 3, 128, 128, dtype=torch.uint8)
+    pixels[0, :, 40:88, 40:88] = 255
+    pixels[1, :, :64] = 255
+    found, _ = house_number_views.swapped_digits(
+        pixels, torch.tensor([[1, 10, 10, 10, 10]] * 2), boxes, 1.0, Takes()
+    )
+    upper, lower = found[0, 0, 32:64, 32:96].unique().tolist(), found[0, 0, 64:96, 32:96].unique().tolist()
+    assert upper == [255]
+    assert lower == [16]  # 48 x 48 white pixels of 64 x 64 are 15.9 more than a half of them
 
 
 # Some digits of a number

@@ -20,7 +20,7 @@ from ..sampling import sample, warp
 from . import house_numbers
 from .data.clutter import below
 from .data.random_numbers import RandomNumbers, either_way
-from .data.svhn import LOOSE_GROWN, NULL, middle
+from .data.svhn import DIGITS, LOOSE_GROWN, NULL, middle
 from .paper.svhn import HouseNumberSettings
 
 BENDING = ThinPlateSpline((4, 4))
@@ -39,26 +39,43 @@ def swapped_digits(
     pixels: Tensor, labels: Tensor, boxes: Tensor, share: float, random: RandomNumbers
 ) -> tuple[Tensor, Tensor]:
     """Loose crops, uint8 [N, 3, 128, 128], and labels [N, 5]: in so large a share of the numbers about half
-    of the digits are replaced, each by any digit of the number before in the batch.
+    of the digits are replaced, each by any digit of the number before in the batch, in its place's colours.
 
     Boxes [N, 5, 4] are as ``svhn.HouseNumbers`` has them, and remain those of the numbers.
     """
+    put, place, read = digits_put(pixels, labels, boxes, share, random)
+    put = (put + mean_in_places(pixels - put, place)).round().clamp(0, 255).to(pixels.dtype)
+    return torch.where(place[:, None] > 0, put, pixels), read
+
+
+def digits_put(
+    pixels: Tensor, labels: Tensor, boxes: Tensor, share: float, random: RandomNumbers
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Other numbers' digits where ``swapped_digits`` puts them, with the colours that they have
+    [N, 3, 128, 128]; which place each pixel is then of, as of ``reading_grid``; and what is to be read."""
     theirs = labels.roll(1, 0)
     chance, drawn, in_share = random.uniform(3, *labels.shape).unbind(0)
     taken = (labels != NULL) & (chance < 0.5) & (in_share[:, :1] < share)
     which = below((theirs != NULL).sum(1, keepdim=True), drawn)  # [N, 5]
     digits = boxes.roll(1, 0).gather(1, which[..., None].expand_as(boxes))
-    grid, filled = reading_grid(boxes, digits, taken, pixels.shape[-1])
-    put = sample(pixels.roll(1, 0).to(torch.float32), grid).round().to(pixels.dtype)
-    return (
-        torch.where(filled[:, None], put, pixels),
-        torch.where(taken, theirs.gather(1, which), labels),
-    )
+    grid, place = reading_grid(boxes, digits, taken, pixels.shape[-1])
+    put = sample(pixels.roll(1, 0).to(torch.float32), grid)
+    return put, place, torch.where(taken, theirs.gather(1, which), labels)
+
+
+def mean_in_places(values: Tensor, place: Tensor) -> Tensor:
+    """The mean of values [N, C, H, W] over the pixels of each place, at all of these; places [N, H, W] are
+    counted from 1 to 5, and where there is none, 0, it is 0. [N, C, H, W]"""
+    number = torch.arange(1, DIGITS + 1, dtype=torch.uint8, device=place.device)[:, None]
+    of_each = (place.flatten(1)[:, None] == number).to(values.dtype)  # [N, 5, H * W]
+    means = values.flatten(2) @ of_each.mT / of_each.sum(2).clamp(min=1)[:, None]  # [N, C, 5]
+    return (means @ of_each).view_as(values)
 
 
 def reading_grid(places: Tensor, digits: Tensor, taken: Tensor, wide: int) -> tuple[Tensor, Tensor]:
     """Where an image of so many pixels along each side reads another's digits, so that each fills one of its
-    places that are taken, both boxes [N, 5, 4]: [N, wide, wide, 2]; and which of its pixels these are.
+    places that are taken, both boxes [N, 5, 4]: [N, wide, wide, 2]; and of which place, counted from 1, each
+    of its pixels is, 0 for none: uint8 [N, wide, wide].
 
     A digit becomes as wide and high as the place, as crops bring all numbers to one shape. Of places that are
     taken and overlap, the last is whole.
@@ -70,13 +87,12 @@ def reading_grid(places: Tensor, digits: Tensor, taken: Tensor, wide: int) -> tu
     at = (2 * torch.arange(wide, device=places.device) + 1) / wide - 1
     in_x, in_y = ((at >= low[..., None]) & (at <= high[..., None])).unbind(2)  # [N, 5, wide]
     x, y = (digit_centre[..., None] + zoom[..., None] * (at - centre[..., None])).unbind(2)
-    # Which place a pixel lies in, counted from 1.
     inside = (taken[..., None, None] & in_y[..., :, None] & in_x[..., None, :]).to(torch.uint8)
     count = torch.arange(1, places.shape[1] + 1, dtype=torch.uint8, device=places.device)
     place = (inside * count[:, None, None]).amax(1)
     which = (place.long() - 1).clamp(min=0)[:, None]  # [N, 1, wide, wide]
     x_and_y = (x[..., None, :].expand_as(inside), y[..., :, None].expand_as(inside))
-    return torch.stack([values.gather(1, which)[:, 0] for values in x_and_y], dim=-1), place > 0
+    return torch.stack([values.gather(1, which)[:, 0] for values in x_and_y], dim=-1), place
 
 
 def some_digits(pixels: Tensor, labels: Tensor, boxes: Tensor, share: float, random: RandomNumbers) -> Shown:
