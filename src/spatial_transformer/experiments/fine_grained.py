@@ -97,12 +97,19 @@ class FineGrained(nn.Module):
         """
         count = len(self.streams)
         each = descriptors.unflatten(1, (count, -1)).unbind(1)
-        weights = self.classifier.weight.unflatten(1, (count, -1)).unbind(1)
+        weights = self.of_each(self.classifier.weight).unbind(1)
         parts = [
             F.linear(own, count * weight, self.classifier.bias)
             for own, weight in zip(each, weights, strict=True)
         ]
         return torch.stack(parts)
+
+    def of_each(self, weights: Tensor) -> Tensor:
+        """The parts of each crop in weights of the classifier, or in what is like them.
+
+        [classes, streams * channels] -> [classes, streams, channels]
+        """
+        return weights.unflatten(1, (len(self.streams), -1))
 
     def seen(self, image: Tensor) -> Tensor:
         """What the backbones get to see. [N, streams, 3, side, side]"""

@@ -131,7 +131,11 @@ class FineGrainedRun(Descent):
             )
         self.views = views_of(settings, cell.data.size)
         self.start = start_of(self.network)
-        self.joint = torch.zeros((), device=self.device)  # 1 while the windows' backbones learn as one
+        self.joint = torch.zeros((), device=self.device)  # 1 while the windows learn as one
+        if settings.together:
+            with torch.no_grad():
+                parts = self.network.of_each(self.network.classifier.weight)
+                parts[:, 1:] = parts[:, :1]
         # Every image once before any is shown again: their order, and where the next batch begins in it.
         self.order = torch.zeros(len(self.train), dtype=torch.int64, device=self.device)
         self.place = torch.full((1,), len(self.train), device=self.device)
@@ -184,14 +188,19 @@ class FineGrainedRun(Descent):
             self.sums += torch.stack([loss.detach(), wrong])
 
     def tied(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """The gradients of the parameters, in their order; while the windows' backbones learn as one, each of
-        these has the sum of theirs, so that they remain the same."""
-        streams = self.network.streams
-        first = [name.startswith("streams.") for name, _ in self.network.named_parameters()].index(True)
-        last = first + len(list(streams.parameters()))
-        own = torch.cat([gradient.reshape(-1) for gradient in gradients[first:last]])
-        each = own.unflatten(0, (len(streams), -1))
-        return [*gradients[:first], torch.lerp(each, each.sum(0), self.joint), *gradients[last:]]
+        """The gradients of the parameters, in their order; while the windows learn as one, each backbone has
+        the sum of theirs, and each window's part of the classifier the mean, so that they remain the same."""
+        *others, weight, bias = gradients  # the classifier's are the last
+        first = len(others) - len(list(self.network.streams.parameters()))
+        backbones = torch.cat([gradient.reshape(-1) for gradient in others[first:]])
+        each = backbones.unflatten(0, (len(self.network.streams), -1))
+        parts = self.network.of_each(weight)
+        return [
+            *others[:first],
+            torch.lerp(each, each.sum(0), self.joint),
+            torch.lerp(parts, parts.mean(1, keepdim=True), self.joint),
+            bias,
+        ]
 
     def loss(self, scores: Tensor, labels: Tensor, share: Tensor | None) -> Tensor:
         """The mean over images of the cross-entropy with their labels, smoothed and blended as they are."""

@@ -56,7 +56,7 @@ class BirdSettings(Settings):
     dropout: float = 0.4
     skipped: float = 0.0  # share of images that a backbone's last block is left out for; fewer before it
     alone: float = 0.0  # share of the loss that is of what each window says alone
-    together: float = 0.0  # share of the steps, about, in which the windows' backbones learn as one
+    together: float = 0.0  # share of the steps, about, in which the windows learn as one
     smoothing: float = 0.1  # of labels
     blend: float = 0.0  # of another image at most, in each image and in its loss; 0.5: mixup
     norms: str = "updated"  # statistics of the batch, and running ones kept up; "frozen": ImageNet's
@@ -106,7 +106,7 @@ class BirdSettings(Settings):
         return self.stage(step) >= self.localiser_start * self.stages
 
     def joins(self, step: int) -> bool:
-        """Whether the windows' backbones learn as one at a step."""
+        """Whether the windows' backbones, and their parts of the classifier, learn as one at a step."""
         return self.stage(step) < self.together * self.stages
 
     def rate(self, step: int) -> float:
