@@ -54,7 +54,7 @@ def pixel(at):
 
 
 def pasted(pixels, labels, boxes, share, random):
-    """What is read, and seen where digits have the colours that they had."""
+    """What is seen where digits keep the colours that they had, and what is to be read."""
     put, place, read = house_number_views.digits_put(pixels, labels, boxes, share, random)
     return torch.where(place[:, None] > 0, put.round().to(torch.uint8), pixels), read
 

@@ -96,20 +96,19 @@ class FineGrained(nn.Module):
         Scores are sums over crops, so that the mean of these is the scores.
         """
         count = len(self.streams)
-        each = descriptors.unflatten(1, (count, -1)).unbind(1)
-        weights = self.of_each(self.classifier.weight).unbind(1)
+        each, weights = (self.of_each(both).unbind(1) for both in (descriptors, self.classifier.weight))
         parts = [
             F.linear(own, count * weight, self.classifier.bias)
             for own, weight in zip(each, weights, strict=True)
         ]
         return torch.stack(parts)
 
-    def of_each(self, weights: Tensor) -> Tensor:
-        """The parts of each crop in weights of the classifier, or in what is like them.
+    def of_each(self, joined: Tensor) -> Tensor:
+        """Each crop's part of descriptors, or of the classifier's weights.
 
-        [classes, streams * channels] -> [classes, streams, channels]
+        [N, streams * channels] -> [N, streams, channels]
         """
-        return weights.unflatten(1, (len(self.streams), -1))
+        return joined.unflatten(1, (len(self.streams), -1))
 
     def seen(self, image: Tensor) -> Tensor:
         """What the backbones get to see. [N, streams, 3, side, side]"""

@@ -132,7 +132,8 @@ class FineGrainedRun(Descent):
         self.views = views_of(settings, cell.data.size)
         self.start = start_of(self.network)
         self.joint = torch.zeros((), device=self.device)  # 1 while the windows learn as one
-        if settings.together:
+        self.ties = settings.together > 0 and self.start is not None  # of one window there is nothing to tie
+        if self.ties:
             with torch.no_grad():
                 parts = self.network.of_each(self.network.classifier.weight)
                 parts[:, 1:] = parts[:, :1]
@@ -182,7 +183,7 @@ class FineGrainedRun(Descent):
                     each = [self.loss(own, labels, share) for own in self.network.scores_alone(descriptors)]
                     loss = torch.lerp(loss, torch.stack(each).mean(), self.settings.alone)
             gradients = torch.autograd.grad(loss, self.parameters)
-        self.move(self.tied(gradients) if self.settings.together else gradients)
+        self.move(self.tied(gradients) if self.ties else gradients)
         with torch.no_grad():
             wrong = (scores.argmax(1) != labels).sum() / len(labels)
             self.sums += torch.stack([loss.detach(), wrong])
