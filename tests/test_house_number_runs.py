@@ -492,8 +492,18 @@ def test_the_error_is_that_of_the_test_images(name, numbers, monkeypatch):
         corners = st.Affine().box(house_numbers.multiplied_out(theta).flatten(1))
         across, down = corners[:, 1] - corners[:, 0], corners[:, 3] - corners[:, 0]
         areas = (across[:, 0] * down[:, 1] - across[:, 1] * down[:, 0]).abs() / 4
-        assert tested.measures == {"looked at": pytest.approx(100 * areas.median().item(), rel=1e-4)}
+        assert tested.measures["looked at"] == pytest.approx(100 * areas.median().item(), rel=1e-4)
         assert set(tested.measures) == set(EXPERIMENTS["svhn"].measures)
+
+
+def test_how_far_transformers_follow_the_image():
+    """The first moves what the second makes half as wide and high: to one place or another."""
+    theta = torch.tensor([[1, 0, x, 0, 1, 0, 0.5, 0, 0, 0, 0.5, 0] for x in (0.1, 0.3)])
+    found = house_number_runs.measures(theta)
+    assert found["looked at"] == pytest.approx(25)
+    assert found["follows"] == pytest.approx(5)  # 0.1 either way
+    assert house_number_runs.measures(theta[:1].repeat(3, 1))["follows"] == 0
+    assert house_number_runs.measures(torch.zeros(2, 0)) == {}
 
 
 def test_a_stopped_run_is_continued(numbers, monkeypatch):

@@ -59,7 +59,7 @@ def test_from_archives_to_a_table(tmp_path, capsys, monkeypatch):
         "svhn", "64px/ST-CNN Multi", "SVHN", 3.6,
     )  # fmt: skip
     assert record.settings["weight_decay"] == 0.0005
-    assert set(record.measures) == {"looked at"}
+    assert set(record.measures) == {"looked at", "follows"}
     probe = probes.read(probes.path_of(paths[1]))
     assert probe.predictions.shape == (6, 5)
     assert probe.theta.shape == (6, 24)

@@ -13,7 +13,8 @@ import functools
 import torch
 from torch import Tensor
 
-from . import house_numbers, mixup
+from ..families import Affine
+from . import house_numbers, mixup, probes
 from .arguments import UsageError
 from .data.clutter import below
 from .data.random_numbers import RandomNumbers
@@ -27,7 +28,6 @@ from .spec import Cell
 
 AT_ONCE = 256  # test images
 VIEWED = 0  # seed of how test images are moved
-LOOKED_AT = "looked at"
 LOCALISERS = "transformers."  # how the names of their parameters begin
 
 
@@ -134,8 +134,7 @@ class HouseNumberRun(Descent):
                 parts.append(judged(self.network, self.cell, self.test_images[numbers], random))
         chances, theta = (torch.cat(many) for many in zip(*parts, strict=True))
         misread = int(house_numbers.wrong(chances, self.test_labels[self.test_numbers]).sum())
-        measures = {LOOKED_AT: looked_at(theta)} if theta.shape[1] else {}
-        return Tested(100 * misread / len(chances), chances.argmax(2), theta, measures)
+        return Tested(100 * misread / len(chances), chances.argmax(2), theta, measures(theta))
 
     def first_images(self, count: int) -> Tensor:
         """The first test images, as the network takes them. [count at most, 3, size, size]"""
@@ -174,7 +173,12 @@ def judged(
     return chances / settings.views, theta
 
 
-def looked_at(theta: Tensor) -> float:
-    """How much of an image transformers look at together: the area of their box, percent, the median."""
-    areas = torch.linalg.det(house_numbers.multiplied_out(theta)[:, :, :2].cpu()).abs()
-    return 100 * float(areas.median())
+def measures(theta: Tensor) -> dict[str, float]:
+    """What the transforms of test images came to; without transformers nothing. [N, transformers * 6]"""
+    if not theta.shape[1]:
+        return {}
+    together = house_numbers.multiplied_out(theta.cpu())
+    areas = torch.linalg.det(together[:, :, :2]).abs()
+    corners = Affine().box(together[: probes.SHOWN].flatten(1))  # of an image that is 2 wide
+    away = (corners - corners.mean(0)).square().sum(2).mean().sqrt()
+    return {"looked at": 100 * float(areas.median()), "follows": 50 * float(away)}

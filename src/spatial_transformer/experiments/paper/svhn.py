@@ -164,6 +164,9 @@ CLAIMS = (
 MEASURES = {
     "looked at": "how much of the image's area the transformers together look at, in percent, the median; "
     "the crop of 64 px is 25 of that of 128",
+    "follows": "how far the corners of what they look at are from where they are on average, in percent of "
+    "the image's width, the root of the mean square over the first 1,000 test images; 0: it is the same in "
+    "all of them",
 }
 
 DEPARTURES = (
