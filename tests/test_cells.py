@@ -180,16 +180,18 @@ def test_a_classification_network_has_two_rectifiers(name, rectifiers):
 
 
 def test_settings_of_a_model_that_is_not_there():
-    with pytest.raises(ValueError, match="distorted-mnist has no model or data FNC, whose own settings"):
+    with pytest.raises(ValueError, match="distorted-mnist has no cell, model or data FNC, whose own settings"):
         dataclasses.replace(distorted_mnist.EXPERIMENT, own_settings={"FNC": DigitSettings()})
 
 
-def test_settings_of_a_row_and_of_a_column():
-    row, column = DigitSettings(steps=1), DigitSettings(steps=2)
-    experiment = dataclasses.replace(distorted_mnist.EXPERIMENT, own_settings={"FCN": row, "RTS": column})
+def test_settings_of_a_row_of_a_column_and_of_a_cell():
+    row, column, one = (DigitSettings(steps=steps) for steps in (1, 2, 3))
+    own = {"FCN": row, "RTS": column, "RTS/FCN": one, "R/CNN": one}
+    experiment = dataclasses.replace(distorted_mnist.EXPERIMENT, own_settings=own)
     for cell in experiment.cells:
         expected = experiment.settings if cell.data.kind != "RTS" else column
-        assert cell.settings is (row if cell.model.name == "FCN" else expected), cell.name
+        expected = row if cell.model.name == "FCN" else expected
+        assert cell.settings is (one if cell.name in own else expected), cell.name
 
 
 def test_the_gain_of_a_cell_that_is_not_there():

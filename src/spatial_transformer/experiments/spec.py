@@ -204,7 +204,7 @@ class Experiment:
     left_out: tuple[str, ...] = ()  # of all rows and columns, the names of cells that it does not have
     task: Task = DIGITS
     settings: Settings = DigitSettings()
-    # Of some rows, by the name of the model, or columns, by the kind of data; rows come first.
+    # Of some cells, of rows, by the name of the model, or of columns, by the kind of data; the first of these.
     own_settings: Mapping[str, Settings] = dataclasses.field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
     # Pairs of names of cells, of which it is said by how many points the second errs less than the first.
@@ -216,10 +216,13 @@ class Experiment:
     quoted: Mapping[str, tuple[float | None, ...]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        known = {model.name for model in self.models} | {data.kind for data in self.data}
+        cells = {cell.name for cell in self.cells}
+        known = cells | {model.name for model in self.models} | {data.kind for data in self.data}
         if unknown := set(self.own_settings) - known:
-            raise ValueError(f"{self.name} has no model or data {min(unknown)}, whose own settings are given")
-        if unknown := {name for pair in self.gains for name in pair} - {cell.name for cell in self.cells}:
+            raise ValueError(
+                f"{self.name} has no cell, model or data {min(unknown)}, whose own settings are given"
+            )
+        if unknown := {name for pair in self.gains for name in pair} - cells:
             raise ValueError(f"{self.name} has no cell {min(unknown)}, whose gain is asked for")
 
     @property
@@ -232,5 +235,7 @@ class Experiment:
         ]
 
     def settings_of(self, model: Model, data: Data) -> Settings:
-        names = [name for name in (model.name, data.kind) if name in self.own_settings]
-        return self.own_settings[names[0]] if names else self.settings
+        for name in (f"{data.kind}/{model.name}", model.name, data.kind):
+            if name in self.own_settings:
+                return self.own_settings[name]
+        return self.settings
