@@ -221,3 +221,35 @@ def test_settings_are_a6s_or_the_departures_say_so():
         f"the middle {settings.shape} of 7/8 of the shorter side",
     ):
         assert text in said
+
+
+def test_windows_have_settings_of_their_own():
+    experiment = EXPERIMENTS["birds"]
+    said = " ".join(experiment.departures)
+    cells = {cell.name: cell.settings for cell in experiment.cells}
+    four, two = cells["448px/4xST-CNN"], cells["448px/2xST-CNN"]
+    for name, settings in cells.items():
+        expected = four if "4x" in name else two if "2x" in name else experiment.settings
+        assert settings == expected, name
+    assert four == dataclasses.replace(experiment.settings, together=0.5)
+    own = {"shape": "whole", "share": 1.3, "least": 0.5, "localiser_rate": 4e-4, "localiser_start": 0.25}
+    assert two == dataclasses.replace(four, **own)
+    for text in (
+        f"a square {two.share} times as wide as the photograph's longer side",
+        f"training squares are of {100 * two.least:.0f} to 100 % of its area",
+        "as one in the first half of the steps",
+        f"four windows learns at {experiment.settings.localiser_rate:.0e}".replace("e-0", "e-"),
+        f"That of two learns at {two.localiser_rate:.0e}".replace("e-0", "e-"),
+        "from a quarter of the steps on",
+    ):
+        assert text in said
+
+
+def test_what_two_windows_are_cut_from():
+    """Of two windows each is as large as what the CNN sees, of a photograph of 4 : 3."""
+    seen = [
+        fine_grained_runs.views_of(cell.settings, 32).windows(torch.tensor([[300, 400]])).extent[0]
+        for cell in EXPERIMENTS["birds"].cells
+        if cell.name in ("224px/CNN", "448px/2xST-CNN")
+    ]
+    torch.testing.assert_close(seen[1] / 2, seen[0], rtol=0.01, atol=0)

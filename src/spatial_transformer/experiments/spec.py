@@ -204,7 +204,7 @@ class Experiment:
     left_out: tuple[str, ...] = ()  # of all rows and columns, the names of cells that it does not have
     task: Task = DIGITS
     settings: Settings = DigitSettings()
-    # Of some cells, of rows, by the name of the model, or of columns, by the kind of data; the first of these.
+    # Of some cells, of rows, by the name of the model, or of columns, by the kind of data; in this order.
     own_settings: Mapping[str, Settings] = dataclasses.field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
     # Pairs of names of cells, of which it is said by how many points the second errs less than the first.
