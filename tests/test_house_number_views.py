@@ -498,3 +498,12 @@ def test_erased():
     assert anywhere[:8, :8].mean() < anywhere[28:36, 28:36].mean()  # whose squares have more to them
     assert anywhere[16:48, 16:24].mean() == pytest.approx(anywhere[16:48, 40:48].mean().item(), rel=0.2)
     assert anywhere[16:24, 16:48].mean() == pytest.approx(anywhere[40:48, 16:48].mean().item(), rel=0.2)
+
+
+@pytest.mark.parametrize("share", [0.1, 1.0])
+def test_half_of_the_digits_are_replaced_whatever_the_share(share):
+    labels = (torch.arange(4000) % 10)[:, None].repeat(1, 5)
+    boxes = torch.tensor([-0.2, -0.2, 0.2, 0.2]).expand(4000, 5, 4)
+    pixels = torch.zeros(4000, 3, 8, 8, dtype=torch.uint8)
+    _, read = house_number_views.swapped_digits(pixels, labels, boxes, share, RandomNumbers(0))
+    assert (read != labels).float().mean() == pytest.approx(share / 2, abs=0.03)

@@ -156,7 +156,8 @@ def test_counts_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("model", "size", "said"), [("CNN", 72, "multiple of 16"), ("ST-CNN", 64, "one of CNN")]
+    ("model", "size", "said"),
+    [("CNN", 72, "multiple of 16"), ("CNN", 0, "multiple of 16"), ("ST-CNN", 64, "one of CNN")],
 )
 def test_what_cannot_be_built(model, size, said):
     with pytest.raises(ValueError, match=said):
@@ -426,3 +427,21 @@ def test_eight_numbers_are_learnt_by_heart(model):
     assert not house_numbers.wrong(network(image), labels).any()
     moved = (network.theta(image) - before).abs().unflatten(1, (-1, 6)).amax((0, 2))
     assert (moved > 0).all()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_weights_start_for_the_dropout_before_them(dropout):
+    """Which what the first layer gives does not meet."""
+    network = house_numbers.build("CNN", 32, filters=[48] * 8, units=[512] * 3, dropout=dropout)
+    weighted = [part for part in network.layers.modules() if isinstance(part, nn.Conv2d | nn.Linear)]
+    for number, layer in enumerate(weighted):
+        kept, entering = 1 - dropout if number > 1 else 1.0, layer.weight[0].numel()
+        assert layer.weight.square().mean().item() == pytest.approx(2 * kept / entering, rel=0.1), number
+        assert not layer.bias.any()
+
+
+@pytest.mark.parametrize("model", MODELS[1:])
+def test_transformers_are_those_of_the_departures(model):
+    """Zeros beyond what they see, and as much out as in."""
+    for each in small(model).transformers:
+        assert (each.kernel, each.padding, each.size) == ("bilinear", "zeros", None)

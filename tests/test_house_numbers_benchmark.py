@@ -154,3 +154,71 @@ def test_a_wrong_warp_gets_no_time(monkeypatch):
         networks["ST-CNN Multi"].transformers[2].head.bias[2] += 0.1
     with pytest.raises(RuntimeError, match="ST-CNN Multi: scores differ"):
         benchmark.check(networks, images)
+
+
+def test_nothing_is_measured_of_networks_that_disagree(monkeypatch):
+    plain = benchmark.GridSample.forward
+
+    def other(self, image, **given):
+        warped, theta = plain(self, image, **given)
+        return 1.1 * warped, theta
+
+    monkeypatch.setattr(benchmark.GridSample, "forward", other)
+    with pytest.raises(RuntimeError, match="scores differ"):
+        benchmark.prepared(32, "cpu", 2, **SMALL)
+
+
+def test_what_contenders_are_given(monkeypatch):
+    """Images as networks take them, in both layouts; transformers a little off the identity."""
+    given = benchmark.prepared(32, "cpu", 4, **SMALL)
+    torch.testing.assert_close(given.images.mean((1, 2, 3)), torch.zeros(4), rtol=0, atol=1e-5)
+    assert 0.5 < given.images.std() < 3
+    off = torch.tensor([-0.05, 0.03, 0.02, -0.03, -0.05, 0.02])
+    for network in given.networks.values():
+        for each in network.transformers:
+            torch.testing.assert_close(each.head.bias.detach() - torch.tensor([1.0, 0, 0, 0, 1, 0]), off)
+    seen = []
+
+    def forward_backward(network, images, *rest):
+        seen.append(images)
+        return lambda: ()
+
+    monkeypatch.setattr(benchmark, "forward_backward", forward_backward)
+    benchmark.measured(given, "float32", "eager", "cpu", 1)
+    last = [images.is_contiguous(memory_format=torch.channels_last) for images in seen]
+    assert last == [False] * 5 + [True] * 5
+
+
+def test_gradients_are_of_all_parameters():
+    network = benchmark.network_of("ST-CNN Multi", 32, "cpu", **SMALL)
+    images, labels = torch.randn(2, 3, 32, 32), torch.zeros(2, 5, dtype=torch.int64)
+    _, *gradients = benchmark.forward_backward(network, images, labels, "float32")()
+    assert [each.shape for each in gradients] == [each.shape for each in network.parameters()]
+
+
+def test_the_median_counts(monkeypatch):
+    now, takes = [0.0], iter([1, 1, 1, 1, 2, 3, 4, 5, 100])  # to warm up, to count by, and five rounds
+    monkeypatch.setattr(benchmark.time, "perf_counter", lambda: now[0])
+
+    def call():
+        now[0] += next(takes)
+
+    assert benchmark.milliseconds({"one": call}, "cpu", 20) == {"one": 4000}
+
+
+@pytest.mark.parametrize("precision", benchmark.PRECISIONS)
+def test_float32_alone_has_no_tensor_cores(precision):
+    with benchmark.arithmetic(precision, "cpu"):
+        allowed = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    assert allowed == (precision != "float32",) * 2
+
+
+def test_the_batch_that_is_asked_for(monkeypatch):
+    given = []
+    monkeypatch.setattr(benchmark.cuda, "why_not", lambda: None)
+    monkeypatch.setattr(benchmark, "run", lambda device, **options: given.append((device, options)))
+    monkeypatch.setattr(
+        benchmark, "carry_out", lambda parser, argv, measure, _: measure(parser.parse_args(argv))
+    )
+    benchmark.main(["--batch", "7", "--steps", "3"])
+    assert given == [("cuda", {"batch": 7, "steps": 3})]

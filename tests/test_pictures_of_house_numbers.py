@@ -165,3 +165,24 @@ def test_without_a_cnn_beside_it(folder, numbers):
 
 def test_numbers_as_one_writes_them():
     assert pictures_of_house_numbers.written(torch.tensor([2, 0, 10, 10, 10])) == "20"
+
+
+def test_fewer_transforms_than_answers(folder, numbers):
+    """Of the real test set the transforms of the first images alone are kept."""
+    one = trained(folder, "64px/ST-CNN Multi")
+    fewer = one._replace(probe=one.probe._replace(theta=one.probe.theta[:5]))
+    misread = numbers.labels.clone()
+    misread[[1, 9], 0] = (misread[[1, 9], 0] + 3) % 10
+    made = pictures_of_house_numbers.cases(fewer, numbers, ("CNN", misread.numpy()))
+    names = [pictures_of_house_numbers.written(numbers.labels[number]) for number in (1, 0, 2, 3, 4)]
+    assert [axes.get_title() for axes in made.axes[:5]] == names
+    assert "1 of 5 test images" in made.texts[0].get_text()
+
+
+def test_a_probe_of_more_images(folder, numbers):
+    one = trained(folder, "64px/ST-CNN Multi")
+    twice = np.concatenate([one.probe.predictions] * 2)
+    with pytest.raises(probes.ProbeError, match="24 predictions, not 12"):
+        pictures_of_house_numbers.cases(
+            one._replace(probe=one.probe._replace(predictions=twice)), numbers, None
+        )

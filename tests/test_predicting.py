@@ -6,6 +6,7 @@ import dataclasses
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ image_module = pytest.importorskip("PIL.Image")
 
 from data_files import made_flock, write_splits  # noqa: E402
 
+import spatial_transformer as st  # noqa: E402
 from spatial_transformer.cli import main  # noqa: E402
 from spatial_transformer.experiments import (  # noqa: E402
     bird_predictions,
@@ -25,6 +27,7 @@ from spatial_transformer.experiments import (  # noqa: E402
     house_number_predictions,
     house_number_runs,
     house_numbers,
+    pictures_of_house_numbers,
     predicting,
 )
 from spatial_transformer.experiments.catalogue import EXPERIMENTS  # noqa: E402
@@ -194,6 +197,12 @@ def test_pictures_of_any_size_become_crops():
     stripes = (torch.arange(640) % 10 < 4).to(torch.uint8).mul(255).expand(3, 640, 640)
     even = house_number_predictions.resized(stripes, 64)[:, :, 2:-2].float()
     assert (even - 0.4 * 255).abs().max() < 8
+    stripes = (torch.arange(320) % 5 < 2).to(torch.uint8).mul(255)  # along either side, and 1.5 times as fine
+    for image in (stripes.expand(3, 64, 320), stripes[:, None].expand(3, 320, 64)):
+        even = house_number_predictions.resized(image, 64)[:, 2:-2, 2:-2].float()
+        assert (even - 0.4 * 255).abs().max() < 8
+    fine = (torch.arange(96) % 2).to(torch.uint8).mul(255).expand(3, 96, 96)
+    assert (house_number_predictions.resized(fine, 64)[:, 2:-2, 2:-2].float() - 127.5).abs().max() < 60
     crop = torch.randint(256, (3, 64, 64), dtype=torch.uint8)
     assert torch.equal(house_number_predictions.resized(crop, 64), crop)
 
@@ -325,3 +334,60 @@ def test_what_cannot_be_predicted(numbers, capsys, tmp_path):
     )
     checkpoints.write({}, Path("c.safetensors"), {"run": "{}"})
     assert "it is of a run that has not ended" in says("c.safetensors", path)
+
+
+def unlike(weights, width):
+    """The weights of a network that looks elsewhere and answers otherwise from image to image."""
+    kept = checkpoints.load_weights(weights)
+    random = torch.Generator().manual_seed(5)
+    for name, value in kept.tensors.items():
+        if name.startswith("transformers.") and "head" in name:
+            value += 0.05 * torch.randn(value.shape, generator=random)
+        if name == "places.weight":
+            value *= width
+    return kept
+
+
+def test_where_it_looks_for_a_number_is_drawn(numbers):
+    """The box of all transforms together, what lies in it, and what is read."""
+    kept = unlike(trained(numbers, "64px/ST-CNN Multi", settings=TINY | {"width": 0.05}), 50)
+    cell, crops = predicting.cell_of(kept), numbers.test.tight[:3]
+    pictures = [(f"{number}.png", crop) for number, crop in enumerate(crops)]
+    _, figure = house_number_predictions.predict(cell, kept, pictures)
+    network = house_number_runs.build(cell)
+    network.load_state_dict(kept.tensors)
+    with torch.no_grad():
+        scores, theta = network(house_numbers.normalised(crops), return_theta=True)
+    assert (theta[0] - theta[1]).abs().max() > 1e-3
+    read = [pictures_of_house_numbers.written(label) for label in scores.argmax(2)]
+    assert [axes.get_xlabel() for axes in figure.axes[3:]] == read
+    for at, together in enumerate(house_numbers.multiplied_out(theta).flatten(1)):
+        drawn = np.concatenate([line.get_xydata()[[0, -1]] for line in figure.axes[at].lines])
+        for corner in ((st.Affine().box(together[None])[0] + 1) * 32 - 0.5).numpy():
+            assert np.abs(drawn - corner).max(1).min() < 1e-2
+        seen = pictures_of_house_numbers.through(crops[at : at + 1], together[None])[0]
+        assert np.array_equal(figure.axes[3 + at].images[0].get_array(), seen.permute(1, 2, 0))
+    assert [text.get_text() for text in figure.texts] == ["ST-CNN Multi", "64px"]
+
+
+def test_an_answer_does_not_depend_on_the_pictures_before(numbers, monkeypatch):
+    """The views that it is judged by are drawn anew."""
+    kept = checkpoints.load_weights(trained(numbers, "64px/CNN", settings=TINY | {"views": 3, "shift": 0.3}))
+    stands, judged = [], house_number_runs.judged
+
+    def noted(network, cell, pixels, random):
+        stands.append(random.state())
+        return judged(network, cell, pixels, random)
+
+    monkeypatch.setattr(house_number_runs, "judged", noted)
+    pictures = [("one.png", numbers.test.tight[0])] * 2
+    house_number_predictions.predict(predicting.cell_of(kept), kept, pictures)
+    assert stands == [0, 0]
+
+
+def test_a_picture_of_no_number(numbers):
+    kept = checkpoints.load_weights(trained(numbers, "64px/CNN"))
+    kept.tensors["places.bias"].view(5, 11)[:, svhn.NULL] = 100.0
+    pictures = [("one.png", numbers.test.tight[0])]
+    (answer,), _ = house_number_predictions.predict(predicting.cell_of(kept), kept, pictures)
+    assert answer == "no number (100 % sure)"

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data_files import SVHN_ROWS, box, write_splits, write_svhn
+from data_files import SVHN_ROWS, box, write_numbers, write_splits, write_svhn
 
 from spatial_transformer.experiments.data import archives, places, svhn
 from spatial_transformer.experiments.data import caches as caching
@@ -572,3 +572,97 @@ def test_the_real_files(split, lengths, total):
     assert len(found.left_out) == (1 if split == "train" else 0)
     if split == "train":  # listed as 2, 0, 2, 6
         assert found.labels[found.names.index("16278.png")].tolist() == [2, 6, 2, 0, 10]
+
+
+def test_numbers_left_out_are_of_those_published(tmp_path, monkeypatch):
+    write_splits(tmp_path, 4, 3)
+    rows = json.loads((tmp_path / "train/digitStruct.json").read_text())
+    rows[1]["boxes"] = []
+    (tmp_path / "train/digitStruct.json").write_text(json.dumps(rows))
+    monkeypatch.setattr(svhn, "OFFICIAL", {"train": 4, "test": 3})
+    said = []
+    assert len(svhn.load_set(tmp_path, say=said.append).train.left_out) == 1
+    assert not [line for line in said if "this is not all" in line]
+
+
+def test_extra_numbers_are_looked_for_where_the_others_are(tmp_path):
+    write_splits(tmp_path, 4, 3)
+    write_numbers(tmp_path / "extra", 5, seed=2)
+    said = []
+    assert len(svhn.load_set(tmp_path, say=said.append).extra().labels) == 5
+    assert said[-1] == "this is not all of SVHN: extra has 5 numbers, and 202,353 as published"
+
+
+def test_which_of_several_is_read(tmp_path):
+    """Folders come before archives."""
+    for count, place in enumerate(("svhn", "SVHN", "."), 1):
+        write_svhn(tmp_path / place / "train", SVHN_ROWS[:count])
+    with tarfile.open(tmp_path / "svhn/train.tar", "w") as tar:
+        tar.add(tmp_path / "train", "train")
+    for count, place in enumerate(("svhn", "SVHN", "."), 1):
+        assert len(load(tmp_path).labels) == count
+        shutil.rmtree(tmp_path / place / "train")
+
+
+@pytest.mark.parametrize("outside", [box(1, 5, 40, 10, 10), box(1, -10, 5, 10, 20), box(1, 5, -10, 20, 10)])
+def test_boxes_beside_the_image(tmp_path, outside):
+    write_svhn(tmp_path / "train", [{"filename": "9.png", "boxes": [outside]}, *SVHN_ROWS])
+    assert load(tmp_path).left_out == ["9.png: a box outside the image"]
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA"])
+def test_pictures_that_are_not_rgb(tmp_path, mode):
+    folder = write_svhn(tmp_path / "train")
+    Image.new("RGB", (60, 40), (102, 102, 102)).convert(mode).save(folder / "1.png")
+    assert (load(tmp_path).loose[0] == 102).all()
+
+
+def test_check_compares_lengths(tmp_path):
+    write_svhn(tmp_path / "train")
+    load(tmp_path)
+    (index,) = (tmp_path / "svhn/cache").glob("*.npz")
+    held = dict(np.load(index))
+    held["lengths"][1] = 3
+    np.savez(index, **held)
+    with pytest.raises(svhn.SvhnError, match=r"another label of 2\.png"):
+        check(tmp_path)
+
+
+def test_a_box_far_higher_than_its_image(tmp_path, monkeypatch):
+    limits, warp = [], svhn.sampling.warp
+
+    def noted(*given, antialias, **options):
+        limits.append(antialias)
+        return warp(*given, antialias=antialias, **options)
+
+    monkeypatch.setattr(svhn.sampling, "warp", noted)
+    write_svhn(tmp_path / "train", [{"filename": "1.png", "boxes": [box(1, 3, -3, 20, 1e9)]}], size=(40, 60))
+    load(tmp_path)
+    assert limits == [2]
+
+
+def test_a_tall_image_is_smoothed(tmp_path):
+    rows = [{"filename": "1.png", "boxes": [box(1, 0, 0, 20, 400)]}]
+    folder = write_svhn(tmp_path / "train", rows, size=(20, 400))
+    stripes = np.zeros((400, 20, 3), np.uint8)
+    stripes[::2] = 255
+    Image.fromarray(stripes).save(folder / "1.png")
+    middle = load(tmp_path).loose[0, :, 54:74, 54:74].float()
+    assert (middle - 127.5).abs().max() < 20
+
+
+def test_threads_are_as_many_as_before_an_error(tmp_path):
+    (write_svhn(tmp_path / "train") / "3.png").write_bytes(b"")
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(svhn.SvhnError):
+            load(tmp_path)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_the_box_around_all_digits():
+    """Which need not be in reading order."""
+    boxes = (svhn.Box(7, 30, 8, 8, 20), svhn.Box(3, 2, 5, 8, 30), svhn.Box(1, 12, 9, 5, 6))
+    assert svhn.around(svhn.Entry("1.png", boxes)) == (2, 5, 38, 35)

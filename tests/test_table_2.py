@@ -98,6 +98,10 @@ def test_there_are_no_other_digits_of_house_numbers(command, capsys):
         ({"shift": "-1"}, "shift must be at least 0 and less than 180, got -1.0"),
         ({"weight_decay": "nan"}, "weight_decay must be at least 0"),
         ({"localiser_start": "-1"}, "localiser_start must be at least 0, got -1"),
+        ({"contrast": "-1"}, "contrast must be at least 0"),
+        ({"localiser_rate": "-0.1"}, "localiser_rate must be at least 0"),
+        ({"width": "9"}, "at most 8, got 9.0"),
+        ({"dropout": "-0.5"}, "dropout must be some 16ths"),
         ({"dropout_rise": "-1"}, "dropout_rise must be at least 0, got -1"),
         ({"rate_rise": "-1"}, "rate_rise must be at least 0, got -1"),
         ({"schedule": "sine"}, "schedule must be one of drops, cosine, got 'sine'"),
@@ -143,7 +147,9 @@ def test_table_2():
 
 
 def test_the_departures_are_those_of_the_settings():
+    assert EXPERIMENTS["svhn"].quoted["DRAM (Ba et al. 2014), averaged"] == (3.9, 4.5)
     for experiment in (EXPERIMENTS["svhn"], EXPERIMENTS["svhn-augmented"]):
+        assert experiment.task.stuck == 95
         settings, said = experiment.settings, " ".join(experiment.departures)
         assert f"do not learn in the first {settings.localiser_start:,} steps" in said
         assert f"Dropout rises over the first {settings.dropout_rise:,} steps" in said
