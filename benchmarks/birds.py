@@ -89,7 +89,7 @@ def ways_of(case: Case) -> Sequence[Way]:
 
 
 def changed(**settings: Any) -> BirdSettings:
-    """The table's settings, but for these."""
+    """The settings of the table's CNN, but for these: of all networks the same."""
     assert isinstance(EXPERIMENT.settings, BirdSettings)
     return dataclasses.replace(EXPERIMENT.settings, **settings)
 

@@ -100,3 +100,26 @@ def test_an_unknown_name():
 def test_the_real_weights(name, tmp_path):
     found = backbones.load(name, tmp_path)
     assert found["_fc.weight"].shape[0] == 1000
+
+
+def test_a_wheel_that_lies_beside_the_data(small, tmp_path):
+    path = small(saved(WEIGHTS))
+    path.rename(tmp_path / "data" / path.name)
+    assert list(backbones.load("efficientnet-lite0", tmp_path / "data", say=pytest.fail)) == list(WEIGHTS)
+
+
+def test_a_wheel_is_fetched_to_where_it_is_looked_for(small, tmp_path, monkeypatch):
+    path = small(saved(WEIGHTS))
+    content = path.read_bytes()
+    path.unlink()
+
+    def fetch(remote, folder, *, say):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / remote.name).write_bytes(content)
+        return folder / remote.name
+
+    monkeypatch.setattr(backbones, "fetch", fetch)
+    backbones.load("efficientnet-lite0", tmp_path / "data")
+    assert path.is_file()
+    monkeypatch.setattr(backbones, "fetch", pytest.fail)
+    assert list(backbones.load("efficientnet-lite0", tmp_path / "data")) == list(WEIGHTS)

@@ -310,3 +310,34 @@ def test_species_take_turns(flock):
     first = [int(torch.where(~flock.train & (flock.labels == species))[0][0]) for species in range(3)]
     assert given.starts[:3].tolist() == flock.starts[first].tolist()
     assert bird_views.in_turn(torch.tensor([2, 0, 2, 2, 0])).tolist() == [0, 1, 2, 4, 3]
+
+
+def test_saturation_keeps_the_brightness_that_is_seen():
+    images = 100 + 40 * torch.rand(50, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    found = bird_views.coloured(images, 0.3, RandomNumbers(0))
+    factors = (1 + 0.3 * (2 * RandomNumbers(0).uniform(50, 3) - 1))[:, :, None, None, None]
+    bright = images * factors[:, 0]
+    mean = bright.mean((1, 2, 3), keepdim=True)
+    contrasted = mean + factors[:, 1] * (bright - mean)
+    grey = torch.tensor([0.299, 0.587, 0.114])
+    seen, expected = (torch.einsum("nchw,c->nhw", given, grey) for given in (found, contrasted))
+    torch.testing.assert_close(seen, expected)
+
+
+@pytest.mark.parametrize("augmentation", ["resized", "sampled"])
+def test_windows_lie_where_the_numbers_say(augmentation):
+    """Across and down by one of their own each."""
+    sizes = torch.tensor([[320, 427], [500, 320], [120, 121]]).repeat(500, 1)
+    drawn = RandomNumbers(0).uniform(1500, 5)
+    middle, extent = Views(224, augmentation, least=0.3).windows_drawn(sizes, drawn)
+    left_over = sizes.flip(1) - extent
+    torch.testing.assert_close(middle - extent / 2, drawn[:, 2:4] * left_over, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [(20, 160), (160, 20)])
+def test_the_longer_side_is_smoothed(size):
+    noise = torch.randint(0, 256, (3200, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    first = torch.zeros(1, dtype=torch.int64)
+    given = bird_views.Photographs(noise, first, torch.tensor([size]), first, torch.zeros(1, 4), size)
+    reduced = Views(16, share=1.0, shape="image").middle(given, first)
+    assert reduced.std() < 0.4 * noise.float().std()

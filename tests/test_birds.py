@@ -459,3 +459,19 @@ def test_the_real_files():
     high, wide = found.sizes.T
     outside = (x < -1.5) | (y < -1.5) | (x + width > wide + 1.5) | (y + height > high + 1.5)
     assert int(outside.sum()) == 8  # as published; other boxes end where their image does
+
+
+def test_more_images_than_are_decoded_at_once(tmp_path, monkeypatch):
+    write_birds(tmp_path)
+    monkeypatch.setattr(birds, "TOGETHER", 2)
+    found = birds.load(tmp_path, say=lambda line: None)
+    assert found.sizes.tolist() == [[40, 60], [70, 50], [300, 256], [512, 630]]
+    assert birds.check(tmp_path, say=lambda line: None).cached
+
+
+def test_grey_images_have_three_channels(tmp_path):
+    folder = write_birds(tmp_path)
+    grey = np.arange(2400).reshape(40, 60).astype(np.uint8)
+    Image.fromarray(grey).save(folder / "images" / BIRD_NAMES[0])
+    found = birds.load(tmp_path, say=lambda line: None)
+    assert torch.equal(found.image(0), torch.from_numpy(grey).expand(3, -1, -1))

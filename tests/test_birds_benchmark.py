@@ -63,7 +63,7 @@ def test_images_lie_on_the_canvas_of_the_real_ones():
     assert len(given.birds.pixels) == 399 * 80 + 500 * 500
 
 
-def test_settings_are_those_of_the_table(result):
+def test_settings_are_those_of_the_tables_cnn(result):
     table = dataclasses.asdict(EXPERIMENTS["birds"].settings)
     assert table != dataclasses.asdict(birds.BirdSettings())
     other = {name for name, value in result["settings"].items() if value != table[name]}
@@ -115,3 +115,21 @@ def test_what_does_not_train_is_not_measured(monkeypatch):
     settings = birds.BirdSettings(batch=2, backbone="efficientnet-lite0")
     with pytest.raises(RuntimeError, match="224px/CNN does not train: its loss is nan"):
         list(birds.run("cpu", 1, settings, side=32, size=(40, 50)))
+
+
+def test_what_is_timed_is_what_its_row_says(monkeypatch):
+    seen = []
+
+    def timed(runs, steps):
+        (run,) = runs
+        crops = run.network.transformer.copies if run.network.transformer else 0
+        data, settings = run.cell.data, run.settings
+        seen.append((data.size, data.shown, crops, settings.precision, settings.layout))
+        return 1.0
+
+    monkeypatch.setattr(birds, "IMAGES", 200)
+    monkeypatch.setattr(birds, "timed", timed)
+    settings, ways = birds.BirdSettings(batch=2, backbone="efficientnet-lite0"), birds.EVERY[2:]
+    list(birds.run("cpu", 1, settings, side=32, size=(40, 50), ways=lambda case: ways))
+    sizes = [(32, 32, 0), (32, 32, 2), (64, 32, 2), (32, 32, 4), (64, 32, 4)]
+    assert seen == [(*size, way.precision, way.layout) for size in sizes for way in ways]

@@ -269,3 +269,19 @@ def test_the_real_weights_recognise_birds(name, tmp_path, monkeypatch):
         otherwise = network(images)
     assert (scores.argmax(1) == wanted).float().mean() > 0.85
     assert F.cross_entropy(scores, wanted) < F.cross_entropy(otherwise, wanted)
+
+
+def test_all_layers_are_rectified_but_the_last_of_blocks():
+    with torch.device("meta"):
+        named = Features(LITE0).named_modules()
+    layers = {name: each for name, each in named if isinstance(each, efficientnet_lite.Layer)}
+    assert {"stem", "head", "blocks.0.depthwise", "blocks.3.expand"} < set(layers)
+    for name, layer in layers.items():
+        assert isinstance(layer.rectifier, nn.ReLU6) != name.endswith("project"), name
+
+
+def test_scores_are_of_the_mean_of_the_features(network):
+    image = 255 * torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        features = network.features(image)
+        torch.testing.assert_close(network(image), network.classifier(features.mean((2, 3))))

@@ -196,3 +196,21 @@ def test_other_families(backbone, family):
 def test_sizes_that_do_not_fit(backbone, size, side):
     with pytest.raises(ValueError, match=rf"size must be a multiple of side.* got {size} and {side}"):
         FineGrained(backbone, crops=2, size=size, side=side)
+
+
+def test_the_localisers_own_layers_are_rectified(backbone):
+    localiser = FineGrained(backbone, crops=2, size=SIDE, side=SIDE).eval().transformer.localiser
+    image = images(SIDE)
+    with torch.no_grad():
+        maps = localiser.backbone(image)
+        reduced = torch.einsum("nchw,dc->ndhw", maps, localiser.layers[0].weight[:, :, 0, 0]).clamp(0)
+        expected = (reduced.flatten(1) @ localiser.layers[3].weight.T).clamp(0)
+        torch.testing.assert_close(localiser(image), expected, rtol=1e-4, atol=1e-3)
+    assert (reduced == 0).any()
+    assert (expected == 0).any()
+    assert (expected > 0).any()
+
+
+def test_dropout_is_the_papers():
+    with torch.device("meta"):
+        assert FineGrained(Features(SCALES["efficientnet-lite0"])).dropout == 0.7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -131,3 +132,31 @@ def test_other_families_have_other_corners(probe, flock):
 def test_probes_of_something_else(probe, flock, change, message):
     with pytest.raises(probes.ProbeError, match=message):
         shown(change(probe), flock)
+
+
+def test_the_birds_box_is_drawn_where_it_is(probe, flock):
+    found = shown(probe, flock)
+    made = drawn.windows(found, "Birds", "of a test")
+    for number in (0, 6, 17):
+        left, top, right, bottom = ((found.boxes[number] + 1) * 112 - 0.5).tolist()
+        box = made.axes[number].patches[0].get_xy()[:4]
+        np.testing.assert_allclose(
+            box, [(left, top), (right, top), (right, bottom), (left, bottom)], atol=1e-4
+        )
+
+
+def test_panels_are_in_rows():
+    places = [axes.get_position() for axes in drawn.squares(14)[1]]
+    assert not any(one.overlaps(other) for at, one in enumerate(places) for other in places[:at])
+    assert places[6].x0 == places[0].x0 < places[5].x0
+    assert places[6].y1 < places[0].y0
+
+
+def test_cases_are_of_the_views_that_the_run_was_tested_on(probe, flock):
+    settings = {"share": 1.3, "shape": "whole"}
+    result = SimpleNamespace(path=PATH, record=SimpleNamespace(settings=settings))
+    cell = SimpleNamespace(model=SimpleNamespace(name="2xST-CNN"))
+    one = SimpleNamespace(probe=probe, result=result, family=WINDOW, cell=cell, footer="")
+    made = drawn.cases(one, flock, None)
+    expected = drawn.shown(probe, PATH, flock, Views(224, **settings), WINDOW)
+    assert np.array_equal(made.axes[3].images[0].get_array(), expected.images[3])

@@ -23,6 +23,7 @@ from spatial_transformer.experiments import (  # noqa: E402
     bird_predictions,
     checkpoints,
     engine,
+    figures,
     fine_grained_runs,
     house_number_predictions,
     house_number_runs,
@@ -391,3 +392,33 @@ def test_a_picture_of_no_number(numbers):
     pictures = [("one.png", numbers.test.tight[0])]
     (answer,), _ = house_number_predictions.predict(predicting.cell_of(kept), kept, pictures)
     assert answer == "no number (100 % sure)"
+
+
+def test_each_picture_is_drawn_with_its_own_windows(flock, monkeypatch):
+    settings = {"backbone": "efficientnet-lite0", "batch": 2, "steps": 1, "curve": 1, "views": 1}
+    kept = telling(trained(flock, "224px/2xST-CNN", "birds", settings), flock)
+    random = torch.Generator().manual_seed(0)
+    kept.tensors["transformer.head.weight"].normal_(std=0.1, generator=random)
+    cell = predicting.cell_of(kept)
+    pictures = [(f"{at} {'a' * 40}.png", flock.birds.image(at)) for at in (0, 4, 8)]
+    monkeypatch.setattr(bird_predictions, "DRAWN", 2)
+    answers, figure = bird_predictions.predict(cell, kept, pictures)
+    assert (len(answers), len(figure.axes)) == (3, 2)
+    seen = []
+    for axes, one, answer in zip(figure.axes, pictures, answers, strict=False):
+        (other,) = bird_predictions.predict(cell, kept, [one])[1].axes
+        assert np.array_equal(axes.images[0].get_array(), other.images[0].get_array())
+        seen.append([window.get_xy() for window in axes.patches])
+        assert np.array_equal(seen[-1], [window.get_xy() for window in other.patches])
+        assert axes.get_xlabel() == f"{figures.shortened(one[0], 32)}\n{answer.split(' (')[0]}"
+    assert not np.allclose(*seen, atol=1)
+
+
+def test_fewer_species_than_are_named(tmp_path):
+    given = made_flock(tmp_path / "two", species=2, each=3, trained=2)
+    features = Features(SCALES["efficientnet-lite0"])
+    two = BirdSet("birds", given, lambda name: features)
+    settings = {"backbone": "efficientnet-lite0", "batch": 2, "steps": 1, "curve": 1}
+    kept = checkpoints.load_weights(trained(two, "224px/CNN", "birds", settings))
+    (answer,), _ = bird_predictions.predict(predicting.cell_of(kept), kept, [("1.png", given.image(0))])
+    assert answer.count("Class") == 2

@@ -36,6 +36,8 @@ def test_the_rate_goes_down():
     drops = BirdSettings(steps=30_000, schedule="drops", warm_up=0.0, learning_rate=0.1)
     rates = [drops.rate(step) for step in (0, 9_999, 10_000, 19_999, 20_000, 24_999, 25_000, 29_999)]
     assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001, 0.0001, 0.0001])
+    rises = BirdSettings(steps=100, stages=100, schedule="drops", warm_up=0.1)
+    assert (rises.rate(0), rises.rate(20)) == pytest.approx((0.0005, 0.01))
 
 
 @pytest.mark.parametrize("steps", [7, 300, 1000, 6000])
@@ -55,6 +57,10 @@ def test_the_rate_changes_where_a_run_is_stopped_for_it_and_nowhere_else(steps):
         ({"learning_rate": 0.0}, "learning_rate must be a number more than 0, 1e+30 at most, got 0.0"),
         ({"localiser_rate": -1.0}, "localiser_rate must be a number of at least 0, got -1.0"),
         ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, got 1.0"),
+        ({"warm_up": 1.0}, "warm_up must be at least 0 and less than 1, got 1.0"),
+        ({"smoothing": 1.0}, "smoothing must be at least 0 and less than 1, got 1.0"),
+        ({"classifier_rate": 0.0}, "classifier_rate must be a number more than 0, got 0.0"),
+        ({"weight_decay": -1.0}, "weight_decay must be a number of at least 0, got -1.0"),
         ({"skipped": 1.0}, "skipped must be at least 0 and less than 1, got 1.0"),
         ({"following": 0.0}, "following must be more than 0 and at most 1, got 0.0"),
         ({"norms": "none"}, "norms must be one of updated, frozen, got 'none'"),
@@ -200,6 +206,21 @@ def test_table_3():
     named = [name for claim in experiment.claims for pair in claim.pairs for name in pair]
     assert set(named) <= set(papers)
     assert [claim.within for claim in experiment.claims] == [None, None, None, -1.8, 0.5]  # as they say
+    assert [claim.pairs for claim in experiment.claims] == [
+        (("224px/2xST-CNN", "224px/CNN"), ("448px/2xST-CNN", "224px/CNN")),
+        (("448px/2xST-CNN", "224px/2xST-CNN"),),
+        (("448px/4xST-CNN", "448px/2xST-CNN"),),
+        (("448px/4xST-CNN", "224px/CNN"),),
+        (("448px/2xST-CNN attention", "448px/2xST-CNN"), ("448px/2xST-CNN affine", "448px/2xST-CNN")),
+    ]
+    assert {model.name: (model.transformer, model.transformers) for model in experiment.models} == {
+        "CNN": (None, 1),
+        "2xST-CNN": ("window", 2),
+        "4xST-CNN": ("window", 4),
+        "2xST-CNN attention": ("attention", 2),
+        "2xST-CNN affine": ("affine", 2),
+    }
+    assert experiment.task.stuck == 99
 
 
 def test_settings_are_a6s_or_the_departures_say_so():
@@ -207,6 +228,7 @@ def test_settings_are_a6s_or_the_departures_say_so():
     settings, said = experiment.settings, " ".join(experiment.departures)
     assert (settings.localiser_rate, settings.share, settings.views) == (1e-4, 224 / 256, 2)
     assert (settings.rotation, settings.blend) == (0, 0.5)
+    assert (settings.norms, settings.following) == ("updated", 0.1)
     assert (settings.classifier_rate, settings.backbone) == (5, "efficientnet-lite2")
     for text in (
         f"{settings.batch} images a step, {settings.steps:,} steps",

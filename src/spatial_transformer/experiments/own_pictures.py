@@ -14,10 +14,11 @@ GREY = (128, 128, 128, 255)  # behind what is transparent
 
 def in_colour(path: Path) -> Any:
     """A picture upright, as Pillow's RGB; a file that is none raises a ValueError that names it."""
+    # What Pillow raises of broken files: RuntimeError of AVIF and DDS, SyntaxError of PNG, and others.
+    broken = (OSError, ValueError, SyntaxError, RuntimeError, MemoryError)
     try:
         return converted(path)
-    # SyntaxError is Pillow's, of some broken files.
-    except (OSError, ValueError, SyntaxError, extra("PIL.Image").DecompressionBombError) as error:
+    except (*broken, extra("PIL.Image").DecompressionBombError) as error:
         raise ValueError(f"{path} cannot be read as a picture: {error}") from error
 
 

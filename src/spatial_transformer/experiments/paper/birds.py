@@ -216,7 +216,8 @@ EXPERIMENT = Experiment(
         'training sees. The paper: "one spatial transformer (red) has learnt to become a head detector, '
         'while the other (green) fixates on the central part of the body of a bird"',
         "on the bird, at the start": "the same of windows where they start",
-        "windows apart": "mean distance between the centres of two windows of an image, in its widths",
+        "windows apart": "mean distance between the centres of two windows of an image, in widths of what "
+        "the network sees",
         "windows apart, at the start": "the same at the start",
     },
     quoted={f"{who} (at a size of its own)": (error(it), None) for who, it in QUOTED.items()},
