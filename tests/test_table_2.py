@@ -75,6 +75,23 @@ def test_from_archives_to_a_table(tmp_path, capsys, monkeypatch):
     assert "| Maxout CNN (Goodfellow et al. 2013), quoted | / 4.0 |  |" in untrained
 
 
+def test_the_augmented_table(tmp_path, capsys, monkeypatch):
+    never_stuck(monkeypatch, "svhn-augmented")
+    place = str(write_splits(tmp_path / "made", 8, 6))
+    changes = ["steps=2", "batch=2", "width=0.02", "curve=2"]
+    wanted = ["--data", "64px", "--model", "ST-CNN Multi"]
+    assert main(["train", "svhn-augmented", *changes, *wanted, "--data-dir", place]) == 0
+    (path,) = Path("results/svhn-augmented").glob("*.json")
+    record = records.read(path)
+    assert (record.paper, record.settings["erased"], record.settings["steps"]) == (None, 0.4, 2)
+    capsys.readouterr()
+    assert main(["table", "svhn-augmented", *changes]) == 0
+    assert f"| ST-CNN Multi | {record.error:.2f} (1) | - |" in capsys.readouterr().out
+    drawn = ["--data-dir", place, "--out", str(tmp_path / "drawn")]
+    assert main(["draw", "svhn-augmented", *changes, *drawn]) == 0
+    assert {Path(name).parent.name for name in capsys.readouterr().out.split()} == {"svhn-augmented"}
+
+
 # Messages
 
 
