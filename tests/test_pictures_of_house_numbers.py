@@ -186,3 +186,13 @@ def test_a_probe_of_more_images(folder, numbers):
         pictures_of_house_numbers.cases(
             one._replace(probe=one.probe._replace(predictions=twice)), numbers, None
         )
+
+
+def test_boxes_beyond_the_image_are_whole():
+    """Larger than the image, and moved to the right and up."""
+    theta = torch.tensor([[1.3, 0, 0.1, 0, 1.3, -0.1]])
+    _, table = pictures_of_house_numbers.looks(torch.zeros(1, 3, 64, 64, dtype=torch.uint8), theta)
+    drawn = np.concatenate([line.get_xydata() for line in table[0, 0].lines])
+    assert drawn.max(0)[0] > 70
+    for values, limits in zip(drawn.T, (table[0, 0].get_xlim(), table[0, 0].get_ylim()), strict=True):
+        assert min(limits) <= values.min() < values.max() <= max(limits)
