@@ -140,8 +140,9 @@ def test_windows_that_are_drawn_lie_in_the_image():
     sizes = torch.tensor([[320, 427], [500, 320], [120, 121]]).repeat(500, 1)
     image = sizes.flip(1).float()
     drawn = RandomNumbers(0).uniform(1500, 5)
-    for views in (Views(224), Views(224, "sampled")):
+    for views in (Views(224), Views(224, least=0.3), Views(224, "sampled")):
         middle, extent = views.windows_drawn(sizes, drawn)
+        torch.testing.assert_close(middle - extent / 2, drawn[:, 2:4] * (image - extent), rtol=0, atol=1e-3)
         assert (middle - extent / 2 >= -1e-3).all()
         assert (middle + extent / 2 <= image + 1e-3).all()
         assert (middle - extent / 2)[:, 0].max() > 50  # they go about
@@ -322,16 +323,6 @@ def test_saturation_keeps_the_brightness_that_is_seen():
     grey = torch.tensor([0.299, 0.587, 0.114])
     seen, expected = (torch.einsum("nchw,c->nhw", given, grey) for given in (found, contrasted))
     torch.testing.assert_close(seen, expected)
-
-
-@pytest.mark.parametrize("augmentation", ["resized", "sampled"])
-def test_windows_lie_where_the_numbers_say(augmentation):
-    """Across and down by one of their own each."""
-    sizes = torch.tensor([[320, 427], [500, 320], [120, 121]]).repeat(500, 1)
-    drawn = RandomNumbers(0).uniform(1500, 5)
-    middle, extent = Views(224, augmentation, least=0.3).windows_drawn(sizes, drawn)
-    left_over = sizes.flip(1) - extent
-    torch.testing.assert_close(middle - extent / 2, drawn[:, 2:4] * left_over, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("size", [(20, 160), (160, 20)])

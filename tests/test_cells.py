@@ -180,7 +180,7 @@ def test_a_classification_network_has_two_rectifiers(name, rectifiers):
 
 
 def test_settings_of_a_model_that_is_not_there():
-    with pytest.raises(ValueError, match="has no cell, model or data FNC, whose own settings are given"):
+    with pytest.raises(ValueError, match="distorted-mnist has no cell, model or data FNC, whose own"):
         dataclasses.replace(distorted_mnist.EXPERIMENT, own_settings={"FNC": DigitSettings()})
 
 

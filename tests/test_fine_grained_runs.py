@@ -14,7 +14,6 @@ from data_files import made_flock, write_flock
 from small_runs import Waits, counted
 from torch import nn
 
-import spatial_transformer as st
 from spatial_transformer.experiments import (
     checkpoints,
     efficientnet_lite,
@@ -475,6 +474,63 @@ def test_what_is_given_is_left_alone(flock, backbone):
     assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
 
 
+def test_weights_are_looked_for_where_the_birds_are(tmp_path, monkeypatch):
+    asked = []
+
+    def load(name, data_dir=None):
+        asked.append((name, data_dir))
+        return SimpleNamespace(features="features")
+
+    monkeypatch.setattr(efficientnet_lite, "load", load)
+    write_flock(tmp_path)
+    given = load_set(tmp_path, say=lambda line: None)
+    assert given.backbone("efficientnet-lite0") == "features"
+    assert asked == [("efficientnet-lite0", tmp_path)]
+
+
+def test_the_backbone_is_the_settings(flock, backbone):
+    asked = []
+    given = BirdSet("birds", flock, lambda name: asked.append(name) or backbone)
+    FineGrainedRun(cell(backbone="efficientnet-lite0"), 0, given, "cpu")
+    assert asked == ["efficientnet-lite0"]
+
+
+def test_all_norms_follow(flock, backbone):
+    """Those of the localiser, too."""
+    run = started(flock, backbone, crops=2, following=0.25)
+    assert [norm.momentum for norm in norms(run.network)] == [0.25] * 3
+
+
+def test_windows_are_measured_on_their_own_images(flock, backbone):
+    run = started(flock, backbone, crops=2, size=2 * SIDE)
+    head = run.network.transformer.head
+    with torch.no_grad():
+        head.weight.normal_(std=0.3, generator=torch.Generator().manual_seed(0))
+        head.bias.copy_(torch.tensor([0.1, 0.2, -0.6, 0.0]))
+    tested = run.tested()
+    theta = tested.theta.reshape(16, 2, 2)
+    boxes = run.views.windows(run.test.sizes).normalised(run.test.boxes)
+    inside = [
+        [bool(left <= x <= right and top <= y <= bottom) for x, y in each]
+        for (left, top, right, bottom), each in zip(boxes, theta, strict=True)
+    ]
+    each = 100 * torch.tensor(inside).double().mean(0)
+    assert each[0] != each[1]
+    measured = [tested.measures[f"on the bird, window {number}"] for number in (1, 2)]
+    assert measured == pytest.approx(each.tolist())
+    for other in (theta.flip(0), theta.flip(1)):  # it would show if images or windows were others'
+        assert measures_of_birds.of(networks.FAMILIES["window"](), other, run.start, boxes) != tested.measures
+
+
+def test_no_box_is_trained_on(flock, backbone):
+    """Species alone: what lies where is for the measures."""
+    blind = dataclasses.replace(flock, boxes=torch.zeros_like(flock.boxes))
+    runs = [started(given, backbone, crops=2, size=2 * SIDE) for given in (flock, blind)]
+    one, other = (advanced(run, 3) for run in runs)
+    assert torch.equal(one.weights, other.weights)
+    assert one.tested().measures != other.tested().measures
+
+
 # Through the engine
 
 
@@ -551,60 +607,3 @@ def test_the_same_images_on_every_device(flock, backbone):
         seen, also = (run.views.drawn(run.train, chosen, run.random)
                       for run, chosen in ((here, one), (there, other)))  # fmt: skip
         torch.testing.assert_close(also.cpu(), seen, rtol=0, atol=0.05)
-
-
-def test_weights_are_looked_for_where_the_birds_are(tmp_path, monkeypatch):
-    asked = []
-
-    def load(name, data_dir=None):
-        asked.append((name, data_dir))
-        return SimpleNamespace(features="features")
-
-    monkeypatch.setattr(efficientnet_lite, "load", load)
-    write_flock(tmp_path)
-    given = load_set(tmp_path, say=lambda line: None)
-    assert given.backbone("efficientnet-lite0") == "features"
-    assert asked == [("efficientnet-lite0", tmp_path)]
-
-
-def test_the_backbone_is_the_settings(flock, backbone):
-    asked = []
-    given = BirdSet("birds", flock, lambda name: asked.append(name) or backbone)
-    FineGrainedRun(cell(backbone="efficientnet-lite0"), 0, given, "cpu")
-    assert asked == ["efficientnet-lite0"]
-
-
-def test_all_norms_follow(flock, backbone):
-    """Those of the localiser, too."""
-    run = started(flock, backbone, crops=2, following=0.25)
-    assert [norm.momentum for norm in norms(run.network)] == [0.25] * 3
-
-
-def test_windows_are_measured_on_their_own_images(flock, backbone):
-    run = started(flock, backbone, crops=2, size=2 * SIDE)
-    head = run.network.transformer.head
-    with torch.no_grad():
-        head.weight.normal_(std=0.3, generator=torch.Generator().manual_seed(0))
-        head.bias.copy_(torch.tensor([0.1, 0.2, -0.6, 0.0]))
-    tested = run.tested()
-    theta = tested.theta.reshape(16, 2, 2)
-    boxes = run.views.windows(run.test.sizes).normalised(run.test.boxes)
-    inside = [
-        [bool(left <= x <= right and top <= y <= bottom) for x, y in each]
-        for (left, top, right, bottom), each in zip(boxes, theta, strict=True)
-    ]
-    each = 100 * torch.tensor(inside).double().mean(0)
-    assert each[0] != each[1]
-    measured = [tested.measures[f"on the bird, window {number}"] for number in (1, 2)]
-    assert measured == pytest.approx(each.tolist())
-    for other in (theta.flip(0), theta.flip(1)):  # it would show if images or windows were others'
-        assert measures_of_birds.of(st.Attention(scale=0.5), other, run.start, boxes) != tested.measures
-
-
-def test_no_box_is_trained_on(flock, backbone):
-    """Species alone: what lies where is for the measures."""
-    blind = dataclasses.replace(flock, boxes=torch.zeros_like(flock.boxes))
-    runs = [started(given, backbone, crops=2, size=2 * SIDE) for given in (flock, blind)]
-    one, other = (advanced(run, 3) for run in runs)
-    assert torch.equal(one.weights, other.weights)
-    assert one.tested().measures != other.tested().measures

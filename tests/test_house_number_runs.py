@@ -511,6 +511,38 @@ def test_how_far_transformers_follow_the_image():
     assert house_number_runs.measures(torch.zeros(2, 0)) == {}
 
 
+def test_views_are_those_of_all_seeds(numbers):
+    """So that test errors of seeds can be compared."""
+    changes = {"views": 3, "rotation": 20.0, "shift": 0.2}
+    first, second = (unlike(started("64px/CNN", numbers, seed, **changes)) for seed in (0, 1))
+    second.network.load_state_dict(first.network.state_dict())
+    seen = []
+    for run in (first, second):
+        hook = run.network.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+        run.tested()
+        hook.remove()
+    assert len(seen) == 6
+    assert all(torch.equal(*pair) for pair in zip(seen[:3], seen[3:], strict=True))
+
+
+def test_images_that_are_watched_are_held_out(numbers):
+    run = started("64px/CNN", numbers, held_out=6)
+    held = svhn.validation_split(24, 6)[1]
+    assert torch.equal(run.first_images(4), house_numbers.normalised(numbers.train.tight[held[:4]]))
+
+
+def test_shares_are_those_of_the_settings(numbers, monkeypatch):
+    given = []
+
+    def noted(name, plain):
+        monkeypatch.setattr(house_number_runs, name, lambda *those: given.append(those[3]) or plain(*those))
+
+    noted("swapped_digits", house_number_views.swapped_digits)
+    noted("some_digits", house_number_views.some_digits)
+    started("64px/CNN", numbers, swapped=0.3, parts=0.2).step()
+    assert given == [0.3, 0.2]
+
+
 def test_a_stopped_run_is_continued(numbers, monkeypatch):
     monkeypatch.setattr(engine, "PATIENCE", 0.0)  # a step at a time
     (whole,) = placed([cell("64px/ST-CNN Multi")], [0], Path("results"), Path("runs"))
@@ -586,35 +618,3 @@ def test_dropout_that_comes_in_is_captured(numbers):
         alone.step()
     assert alone.random.state() == together.random.state()
     assert (alone.weights - together.weights).abs().max() < 1e-4
-
-
-def test_views_are_those_of_all_seeds(numbers):
-    """So that test errors of seeds can be compared."""
-    changes = {"views": 3, "rotation": 20.0, "shift": 0.2}
-    first, second = (unlike(started("64px/CNN", numbers, seed, **changes)) for seed in (0, 1))
-    second.network.load_state_dict(first.network.state_dict())
-    seen = []
-    for run in (first, second):
-        hook = run.network.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
-        run.tested()
-        hook.remove()
-    assert len(seen) == 6
-    assert all(torch.equal(*pair) for pair in zip(seen[:3], seen[3:], strict=True))
-
-
-def test_images_that_are_watched_are_held_out(numbers):
-    run = started("64px/CNN", numbers, held_out=6)
-    held = svhn.validation_split(24, 6)[1]
-    assert torch.equal(run.first_images(4), house_numbers.normalised(numbers.train.tight[held[:4]]))
-
-
-def test_shares_are_those_of_the_settings(numbers, monkeypatch):
-    given = []
-
-    def noted(name, plain):
-        monkeypatch.setattr(house_number_runs, name, lambda *those: given.append(those[3]) or plain(*those))
-
-    noted("swapped_digits", house_number_views.swapped_digits)
-    noted("some_digits", house_number_views.some_digits)
-    started("64px/CNN", numbers, swapped=0.3, parts=0.2).step()
-    assert given == [0.3, 0.2]

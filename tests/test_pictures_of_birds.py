@@ -79,6 +79,9 @@ def test_windows_are_drawn_in_the_colours_of_their_transformers(probe, flock, tm
         assert np.array_equal(axes.images[0].get_array(), found.images[number])
         box, *windows = axes.patches
         assert box.get_linestyle() == "--"
+        left, top, right, bottom = ((found.boxes[number] + 1) * 112 - 0.5).tolist()
+        expected = [(left, top), (right, top), (right, bottom), (left, bottom)]
+        np.testing.assert_allclose(box.get_xy()[:4], expected, atol=1e-4)
         colours = [extra("matplotlib.colors").to_hex(one.get_edgecolor()) for one in windows]
         assert colours == list(drawn.COLOURS[:2])
         reds, greens = ([int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colour in colours)
@@ -132,17 +135,6 @@ def test_other_families_have_other_corners(probe, flock):
 def test_probes_of_something_else(probe, flock, change, message):
     with pytest.raises(probes.ProbeError, match=message):
         shown(change(probe), flock)
-
-
-def test_the_birds_box_is_drawn_where_it_is(probe, flock):
-    found = shown(probe, flock)
-    made = drawn.windows(found, "Birds", "of a test")
-    for number in (0, 6, 17):
-        left, top, right, bottom = ((found.boxes[number] + 1) * 112 - 0.5).tolist()
-        box = made.axes[number].patches[0].get_xy()[:4]
-        np.testing.assert_allclose(
-            box, [(left, top), (right, top), (right, bottom), (left, bottom)], atol=1e-4
-        )
 
 
 def test_panels_are_in_rows():

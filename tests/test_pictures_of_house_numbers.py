@@ -150,11 +150,13 @@ def test_what_is_seen_through_a_transform(numbers):
     assert (found[..., 32:].float() - image.float().mean()).abs().max() <= 0.5
 
 
-def test_a_probe_of_other_images(folder, numbers):
+@pytest.mark.parametrize("count", [5, 24])
+def test_a_probe_of_other_images(folder, numbers, count):
     one = trained(folder, "64px/ST-CNN Multi")
-    fewer = one._replace(probe=one.probe._replace(predictions=one.probe.predictions[:5]))
-    with pytest.raises(probes.ProbeError, match="it has 5 predictions, not 12"):
-        pictures_of_house_numbers.cases(fewer, numbers, None)
+    predictions = np.resize(one.probe.predictions, (count, 5))
+    other = one._replace(probe=one.probe._replace(predictions=predictions))
+    with pytest.raises(probes.ProbeError, match=f"it has {count} predictions, not 12"):
+        pictures_of_house_numbers.cases(other, numbers, None)
 
 
 def test_without_a_cnn_beside_it(folder, numbers):
@@ -177,15 +179,6 @@ def test_fewer_transforms_than_answers(folder, numbers):
     names = [pictures_of_house_numbers.written(numbers.labels[number]) for number in (1, 0, 2, 3, 4)]
     assert [axes.get_title() for axes in made.axes[:5]] == names
     assert "1 of 5 test images" in made.texts[0].get_text()
-
-
-def test_a_probe_of_more_images(folder, numbers):
-    one = trained(folder, "64px/ST-CNN Multi")
-    twice = np.concatenate([one.probe.predictions] * 2)
-    with pytest.raises(probes.ProbeError, match="24 predictions, not 12"):
-        pictures_of_house_numbers.cases(
-            one._replace(probe=one.probe._replace(predictions=twice)), numbers, None
-        )
 
 
 def test_boxes_beyond_the_image_are_whole():

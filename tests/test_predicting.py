@@ -39,7 +39,9 @@ from spatial_transformer.experiments.fine_grained_runs import BirdSet  # noqa: E
 from spatial_transformer.experiments.jobs import placed  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-TINY = {"width": 0.02, "batch": 2, "steps": 1, "curve": 1}
+SHORT = {"batch": 2, "steps": 1, "curve": 1}
+TINY = {"width": 0.02, **SHORT}  # of house numbers
+LITE = {"backbone": "efficientnet-lite0", **SHORT}  # of birds
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +125,7 @@ def test_a_number_is_judged_by_as_many_views_as_when_it_was_tested(numbers, monk
 )
 def test_species(name, views, shape, flock, capsys):
     """Those of the views that the settings say."""
-    settings = {"backbone": "efficientnet-lite0", "batch": 2, "steps": 1, "curve": 1, "views": views}
+    settings = LITE | {"views": views}
     weights = trained(flock, name, "birds", settings | {"shape": shape, "share": 0.75})
     kept = telling(weights, flock)
     test = flock.birds.split("test")
@@ -168,8 +170,7 @@ def telling(weights, flock):
 
 def test_where_it_looks_is_drawn_on_the_picture(flock, monkeypatch):
     """As the network sees it, with each window where theta has it."""
-    settings = {"backbone": "efficientnet-lite0", "batch": 2, "steps": 1, "curve": 1}
-    settings |= {"shape": "square", "share": 0.75}
+    settings = LITE | {"shape": "square", "share": 0.75}
     kept = checkpoints.load_weights(trained(flock, "448px/2xST-CNN", "birds", settings))
     kept.tensors["transformer.head.weight"].zero_()
     kept.tensors["transformer.head.bias"].copy_(torch.tensor([0.1, 0.2, -0.3, 0.0]))
@@ -395,7 +396,7 @@ def test_a_picture_of_no_number(numbers):
 
 
 def test_each_picture_is_drawn_with_its_own_windows(flock, monkeypatch):
-    settings = {"backbone": "efficientnet-lite0", "batch": 2, "steps": 1, "curve": 1, "views": 1}
+    settings = LITE | {"views": 1}
     kept = telling(trained(flock, "224px/2xST-CNN", "birds", settings), flock)
     random = torch.Generator().manual_seed(0)
     kept.tensors["transformer.head.weight"].normal_(std=0.1, generator=random)
@@ -418,7 +419,6 @@ def test_fewer_species_than_are_named(tmp_path):
     given = made_flock(tmp_path / "two", species=2, each=3, trained=2)
     features = Features(SCALES["efficientnet-lite0"])
     two = BirdSet("birds", given, lambda name: features)
-    settings = {"backbone": "efficientnet-lite0", "batch": 2, "steps": 1, "curve": 1}
-    kept = checkpoints.load_weights(trained(two, "224px/CNN", "birds", settings))
+    kept = checkpoints.load_weights(trained(two, "224px/CNN", "birds", LITE))
     (answer,), _ = bird_predictions.predict(predicting.cell_of(kept), kept, [("1.png", given.image(0))])
     assert answer.count("Class") == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -79,6 +80,24 @@ def test_an_archive(tmp_path, kind):
     assert said == []  # neither unpacked nor cropped again
 
 
+def test_which_of_several_is_read(tmp_path):
+    """Folders come before archives."""
+    for count, place in enumerate(("svhn", "SVHN", "."), 1):
+        write_svhn(tmp_path / place / "train", SVHN_ROWS[:count])
+    with tarfile.open(tmp_path / "svhn/train.tar", "w") as tar:
+        tar.add(tmp_path / "train", "train")
+    for count, place in enumerate(("svhn", "SVHN", "."), 1):
+        assert len(load(tmp_path).labels) == count
+        shutil.rmtree(tmp_path / place / "train")
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA"])
+def test_pictures_that_are_not_rgb(tmp_path, mode):
+    folder = write_svhn(tmp_path / "train")
+    Image.new("RGB", (60, 40), (102, 102, 102)).convert(mode).save(folder / "1.png")
+    assert (load(tmp_path).loose[0] == 102).all()
+
+
 def test_an_archive_that_was_replaced_is_read_anew(tmp_path):
     folder = write_svhn(tmp_path / "made" / "test")
 
@@ -116,10 +135,14 @@ def test_the_conversion_is_read_first(tmp_path):
     assert len(load(tmp_path).labels) == 4
 
 
-def test_threads_are_as_many_as_before(tmp_path):
+@pytest.mark.parametrize("broken", [False, True])
+def test_threads_are_as_many_as_before(tmp_path, broken):
     torch.set_num_threads(2)  # the fixture puts back what there was
-    write_svhn(tmp_path / "train")
-    load(tmp_path)
+    folder = write_svhn(tmp_path / "train")
+    if broken:
+        (folder / "3.png").write_bytes(b"")
+    with pytest.raises(svhn.SvhnError) if broken else contextlib.nullcontext():
+        load(tmp_path)
     assert torch.get_num_threads() == 2
 
 
@@ -145,6 +168,12 @@ def test_the_crop_is_the_grown_box(tmp_path):
     torch.testing.assert_close(found.loose[0, 0, 64].float(), 4 * x, rtol=0, atol=0.51)
     torch.testing.assert_close(found.loose[0, 1, :, 64].float(), 6 * y, rtol=0, atol=0.51)
     assert torch.equal(found.tight, found.loose[:, :, 32:96, 32:96])
+
+
+def test_the_box_around_all_digits():
+    """Which need not be in reading order."""
+    boxes = (svhn.Box(7, 30, 8, 8, 20), svhn.Box(3, 2, 5, 8, 30), svhn.Box(1, 12, 9, 5, 6))
+    assert svhn.around(svhn.Entry("1.png", boxes)) == (2, 5, 38, 35)
 
 
 def test_the_boxes_lie_about_their_digits_in_the_crop(tmp_path):
@@ -177,12 +206,13 @@ def test_borders_are_replicated(tmp_path):
     assert found[1, -30:].min() == 39 * 6
 
 
-def test_a_large_image_is_smoothed(tmp_path):
-    """Stripes of a pixel, seen at a quarter of the size, are grey."""
-    rows = [{"filename": "1.png", "boxes": [box(1, 0, 0, 400, 300)]}]
-    folder = write_svhn(tmp_path / "train", rows, size=(400, 300))
-    stripes = np.zeros((300, 400, 3), np.uint8)
-    stripes[:, ::2] = 255
+@pytest.mark.parametrize(("wide", "high"), [(400, 300), (20, 400)])
+def test_a_large_image_is_smoothed(tmp_path, wide, high):
+    """Stripes of a pixel along the shorter side, seen at a quarter of the size or less, are grey."""
+    rows = [{"filename": "1.png", "boxes": [box(1, 0, 0, wide, high)]}]
+    folder = write_svhn(tmp_path / "train", rows, size=(wide, high))
+    stripes = np.zeros((high, wide, 3), np.uint8)
+    stripes[(slice(None), slice(None, None, 2)) if wide > high else slice(None, None, 2)] = 255
     Image.fromarray(stripes).save(folder / "1.png")
     middle = load(tmp_path).loose[0, :, 54:74, 54:74].float()
     assert (middle - 127.5).abs().max() < 20
@@ -201,7 +231,10 @@ def test_a_large_image_is_smoothed(tmp_path):
         ([box(1, 5, 5, 1e-16, 10)], "a box without area"),
         ([box(1, float("nan"), 5, 10, 10)], "a box without area"),
         ([box(1, 60, 5, 10, 10)], "a box outside the image"),
+        ([box(1, 5, 40, 10, 10)], "a box outside the image"),
+        ([box(1, -10, 5, 10, 20)], "a box outside the image"),
         ([box(1, 5, -10, 10, 10)], "a box outside the image"),
+        ([box(1, 5, -10, 20, 10)], "a box outside the image"),
     ],
 )
 def test_what_is_left_out_is_counted(tmp_path, boxes, reason):
@@ -212,7 +245,10 @@ def test_what_is_left_out_is_counted(tmp_path, boxes, reason):
     assert found.loose.shape[0] == len(found.labels) == 4
 
 
-def test_a_box_far_larger_than_its_image_takes_no_more_time(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("far", "size"), [(box(1, -3, 3, 1e9, 20), (60, 40)), (box(1, 3, -3, 20, 1e9), (40, 60))]
+)
+def test_a_box_far_larger_than_its_image_takes_no_more_time(tmp_path, monkeypatch, far, size):
     limits, warp = [], svhn.sampling.warp
 
     def seen(*arguments, antialias, **options):
@@ -220,7 +256,7 @@ def test_a_box_far_larger_than_its_image_takes_no_more_time(tmp_path, monkeypatc
         return warp(*arguments, antialias=antialias, **options)
 
     monkeypatch.setattr(svhn.sampling, "warp", seen)
-    write_svhn(tmp_path / "train", [{"filename": "1.png", "boxes": [box(1, -3, 3, 1e9, 20)]}])
+    write_svhn(tmp_path / "train", [{"filename": "1.png", "boxes": [far]}], size=size)
     assert load(tmp_path).left_out == []
     assert limits == [2]  # 2.6 images of 60 pixels, for 128
 
@@ -468,7 +504,7 @@ def test_check_opens_the_images_although_there_is_a_cache(tmp_path, how):
         check(tmp_path)
 
 
-@pytest.mark.parametrize("what", ["crops", "labels", "boxes", "names", "left out", "cut"])
+@pytest.mark.parametrize("what", ["crops", "labels", "lengths", "boxes", "names", "left out", "cut"])
 def test_check_compares_the_cache(tmp_path, what):
     write_svhn(tmp_path / "train")
     load(tmp_path)
@@ -483,6 +519,8 @@ def test_check_compares_the_cache(tmp_path, what):
         held = dict(np.load(index))
         if what == "labels":
             held["labels"][1, 0] = 7
+        elif what == "lengths":
+            held["lengths"][1] = 3
         elif what == "boxes":
             held["boxes"][2, 1, 3] += 1e-4
         elif what == "names":
@@ -493,6 +531,7 @@ def test_check_compares_the_cache(tmp_path, what):
     said = {
         "crops": r"another crop of 4\.png, up to 128 levels",
         "labels": r"another label of 2\.png",
+        "lengths": r"another label of 2\.png",
         "boxes": r"other boxes of 3\.png",
         "names": r"does not have 3\.png where it should be",
         "left out": "4 numbers to use, and its cache 4",
@@ -542,6 +581,25 @@ def test_it_says_where_a_split_is_not_whole(tmp_path, monkeypatch):
     ]
 
 
+def test_numbers_left_out_are_of_those_published(tmp_path, monkeypatch):
+    write_splits(tmp_path, 4, 3)
+    rows = json.loads((tmp_path / "train/digitStruct.json").read_text())
+    rows[1]["boxes"] = []
+    (tmp_path / "train/digitStruct.json").write_text(json.dumps(rows))
+    monkeypatch.setattr(svhn, "OFFICIAL", {"train": 4, "test": 3})
+    said = []
+    assert len(svhn.load_set(tmp_path, say=said.append).train.left_out) == 1
+    assert not [line for line in said if "this is not all" in line]
+
+
+def test_extra_numbers_are_looked_for_where_the_others_are(tmp_path):
+    write_splits(tmp_path, 4, 3)
+    write_numbers(tmp_path / "extra", 5, seed=2)
+    said = []
+    assert len(svhn.load_set(tmp_path, say=said.append).extra().labels) == 5
+    assert said[-1] == "this is not all of SVHN: extra has 5 numbers, and 202,353 as published"
+
+
 def test_the_validation_split():
     trained, held = svhn.validation_split(33_401)
     assert len(held) == 5000
@@ -572,97 +630,3 @@ def test_the_real_files(split, lengths, total):
     assert len(found.left_out) == (1 if split == "train" else 0)
     if split == "train":  # listed as 2, 0, 2, 6
         assert found.labels[found.names.index("16278.png")].tolist() == [2, 6, 2, 0, 10]
-
-
-def test_numbers_left_out_are_of_those_published(tmp_path, monkeypatch):
-    write_splits(tmp_path, 4, 3)
-    rows = json.loads((tmp_path / "train/digitStruct.json").read_text())
-    rows[1]["boxes"] = []
-    (tmp_path / "train/digitStruct.json").write_text(json.dumps(rows))
-    monkeypatch.setattr(svhn, "OFFICIAL", {"train": 4, "test": 3})
-    said = []
-    assert len(svhn.load_set(tmp_path, say=said.append).train.left_out) == 1
-    assert not [line for line in said if "this is not all" in line]
-
-
-def test_extra_numbers_are_looked_for_where_the_others_are(tmp_path):
-    write_splits(tmp_path, 4, 3)
-    write_numbers(tmp_path / "extra", 5, seed=2)
-    said = []
-    assert len(svhn.load_set(tmp_path, say=said.append).extra().labels) == 5
-    assert said[-1] == "this is not all of SVHN: extra has 5 numbers, and 202,353 as published"
-
-
-def test_which_of_several_is_read(tmp_path):
-    """Folders come before archives."""
-    for count, place in enumerate(("svhn", "SVHN", "."), 1):
-        write_svhn(tmp_path / place / "train", SVHN_ROWS[:count])
-    with tarfile.open(tmp_path / "svhn/train.tar", "w") as tar:
-        tar.add(tmp_path / "train", "train")
-    for count, place in enumerate(("svhn", "SVHN", "."), 1):
-        assert len(load(tmp_path).labels) == count
-        shutil.rmtree(tmp_path / place / "train")
-
-
-@pytest.mark.parametrize("outside", [box(1, 5, 40, 10, 10), box(1, -10, 5, 10, 20), box(1, 5, -10, 20, 10)])
-def test_boxes_beside_the_image(tmp_path, outside):
-    write_svhn(tmp_path / "train", [{"filename": "9.png", "boxes": [outside]}, *SVHN_ROWS])
-    assert load(tmp_path).left_out == ["9.png: a box outside the image"]
-
-
-@pytest.mark.parametrize("mode", ["L", "P", "RGBA"])
-def test_pictures_that_are_not_rgb(tmp_path, mode):
-    folder = write_svhn(tmp_path / "train")
-    Image.new("RGB", (60, 40), (102, 102, 102)).convert(mode).save(folder / "1.png")
-    assert (load(tmp_path).loose[0] == 102).all()
-
-
-def test_check_compares_lengths(tmp_path):
-    write_svhn(tmp_path / "train")
-    load(tmp_path)
-    (index,) = (tmp_path / "svhn/cache").glob("*.npz")
-    held = dict(np.load(index))
-    held["lengths"][1] = 3
-    np.savez(index, **held)
-    with pytest.raises(svhn.SvhnError, match=r"another label of 2\.png"):
-        check(tmp_path)
-
-
-def test_a_box_far_higher_than_its_image(tmp_path, monkeypatch):
-    limits, warp = [], svhn.sampling.warp
-
-    def noted(*given, antialias, **options):
-        limits.append(antialias)
-        return warp(*given, antialias=antialias, **options)
-
-    monkeypatch.setattr(svhn.sampling, "warp", noted)
-    write_svhn(tmp_path / "train", [{"filename": "1.png", "boxes": [box(1, 3, -3, 20, 1e9)]}], size=(40, 60))
-    load(tmp_path)
-    assert limits == [2]
-
-
-def test_a_tall_image_is_smoothed(tmp_path):
-    rows = [{"filename": "1.png", "boxes": [box(1, 0, 0, 20, 400)]}]
-    folder = write_svhn(tmp_path / "train", rows, size=(20, 400))
-    stripes = np.zeros((400, 20, 3), np.uint8)
-    stripes[::2] = 255
-    Image.fromarray(stripes).save(folder / "1.png")
-    middle = load(tmp_path).loose[0, :, 54:74, 54:74].float()
-    assert (middle - 127.5).abs().max() < 20
-
-
-def test_threads_are_as_many_as_before_an_error(tmp_path):
-    (write_svhn(tmp_path / "train") / "3.png").write_bytes(b"")
-    torch.set_num_threads(2)
-    try:
-        with pytest.raises(svhn.SvhnError):
-            load(tmp_path)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
-
-
-def test_the_box_around_all_digits():
-    """Which need not be in reading order."""
-    boxes = (svhn.Box(7, 30, 8, 8, 20), svhn.Box(3, 2, 5, 8, 30), svhn.Box(1, 12, 9, 5, 6))
-    assert svhn.around(svhn.Entry("1.png", boxes)) == (2, 5, 38, 35)

@@ -161,6 +161,10 @@ class DigitSettings(Settings):
             raise ValueError(f"parameters must be at least 1, got {self.parameters}")
 
 
+def cell_name(model: Model, data: Data) -> str:
+    return f"{data.kind}/{model.name}"
+
+
 @dataclass(frozen=True)
 class Cell:
     """One number of a table."""
@@ -174,7 +178,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        return f"{self.data.kind}/{self.model.name}"
+        return cell_name(self.model, self.data)
 
     def heeds(self, setting: str) -> bool:
         """Whether a setting makes a difference to it: those of transformers do not where there are none."""
@@ -231,11 +235,11 @@ class Experiment:
             Cell(self.name, model, data, self.settings_of(model, data), self.paper.get(name), self.task)
             for data in self.data
             for model in self.models
-            if (name := f"{data.kind}/{model.name}") not in self.left_out
+            if (name := cell_name(model, data)) not in self.left_out
         ]
 
     def settings_of(self, model: Model, data: Data) -> Settings:
-        for name in (f"{data.kind}/{model.name}", model.name, data.kind):
+        for name in (cell_name(model, data), model.name, data.kind):
             if name in self.own_settings:
                 return self.own_settings[name]
         return self.settings
